@@ -1,0 +1,92 @@
+// The C++ client: programs, requests, futures. Torch-free. The Python package wraps this one.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "actors/client/tensor_ref.h"
+#include "actors/core/run_dir.h"
+#include "messages/base/clock.h"
+#include "messages/graph.h"
+#include "messages/protocol.h"
+
+namespace callboard::actors {
+
+/// Where the bytes of a constant are while the program is loaded; `bytes` long. Kept only during load().
+struct ConstantBytes {
+  ContentHash hash;
+  const void* data = nullptr;
+  std::uint64_t bytes = 0;
+};
+
+struct RequestResult {
+  std::vector<ClientValue> outputs;  ///< one per ProgramOutput, in order (known ones filled in)
+  std::uint64_t state_version = 0;
+};
+
+/// The outcome of a request, once. Copies share it. Thread-safe. Dropping all copies does not cancel.
+class Future {
+ public:
+  virtual ~Future() = default;
+  virtual bool is_ready() const = 0;
+  /// True if ready within `wait`.
+  virtual bool wait_for(Duration wait) const = 0;
+  /// Waits (the request's own deadline bounds it), then gives the result; may be called again and gives the same.
+  virtual Result<std::shared_ptr<const RequestResult>> get() = 0;
+  /// Asks the cluster to stop it. The future then ends with kCancelled, or with its result if that came first.
+  virtual void cancel() = 0;
+  /// `done` runs once, on the client's loop thread (or at once if ready); it must not block.
+  virtual void on_ready(std::function<void()> done) = 0;
+};
+
+class Program {
+ public:
+  virtual ~Program() = default;  ///< unloads it from the cluster when no other client uses it
+  virtual const ContentHash& id() const = 0;
+  virtual const ProgramGraph& graph() const = 0;
+  virtual const std::vector<PlannedFragment>& plan() const = 0;
+  /// Checks inputs against the program (kBadInput names the input) before anything is sent. Tensors up to
+  /// limits::kInlineBytesMax are copied into the message, larger ones once into the client's arena unless they lie there.
+  /// kOverloaded when too many requests are in flight.
+  virtual Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs, std::optional<Duration> deadline = {}) = 0;
+};
+
+/// One connection to a cluster. Thread-safe: one loop thread inside, user threads only wait on futures.
+class Client {
+ public:
+  virtual ~Client() = default;  ///< cancels what is pending, closes, joins
+  struct Options {
+    std::string cluster;                 ///< name, run directory, or empty for the only one that runs
+    Duration connect_timeout = std::chrono::seconds(10);
+    std::uint64_t memory_limit = 0;      ///< of the arena for inputs; 0: what the machine has left
+  };
+  static Result<std::unique_ptr<Client>> connect(Options options);
+
+  virtual const ClusterRecord& cluster() const = 0;
+  /// Sends constants that the host does not have yet, plans and loads on the devices. All gaps at once in the error.
+  virtual Result<std::shared_ptr<Program>> load(ProgramGraph graph, std::span<const ConstantBytes> constants,
+                                                Placement placement, std::optional<Duration> deadline = {}) = 0;
+  /// An entry of the coordinator's table of operations; JSON objects both ways.
+  virtual Result<std::string> operation(const std::string& name, const std::string& arguments_json,
+                                        std::optional<Duration> deadline = {}) = 0;
+  /// Memory that a device can read without a copy: `bytes` in the client's arena, freed with the last `keep`.
+  virtual Result<TensorRef> allocate(TensorMeta meta) = 0;
+  /// Called on the loop thread for actor events ("down", …); must not block.
+  virtual void on_actor_event(std::function<void(const ActorEvent&)> callback) = 0;
+};
+
+/// Programs as files: one safetensors file whose metadata hold the program and whose tensors are its constants.
+Status save_program(const std::string& path, const ProgramGraph& graph, const Placement& placement, std::span<const ConstantBytes> constants);
+struct SavedProgram {
+  ProgramGraph graph;
+  Placement placement;
+  std::vector<ConstantBytes> constants;  ///< point into `keep`
+  std::shared_ptr<void> keep;            ///< the mapped file
+};
+Result<SavedProgram> load_program_file(const std::string& path);
+
+}  // namespace callboard::actors

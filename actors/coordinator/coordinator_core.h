@@ -1,0 +1,69 @@
+// What a coordinator decides, without clock, sockets or threads: members, programs, requests. The same object runs in the
+// coordinator process and in the simulator.
+//
+//   CO-1  A request that was accepted has exactly one Outcome (ok, failed, cancelled, expired), whatever dies.
+//   CO-2  Nobody waits on a dead actor: its runs fail with the exit report as cause, in the step that takes the report
+//         (or, without one, the loss of its link).
+//   CO-3  A FragmentFinished counts only if run, attempt and sender's incarnation are current; others are dropped, counted.
+//   CO-4  Requests of one client that use the same devices start in the order in which they were submitted.
+//   CO-5  Every table has the bound that limits.h names; what does not fit is refused with kOverloaded.
+//   CO-6  Inputs of a request are not reported as quiesced while a device that was sent them is alive and has not answered.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "messages/base/clock.h"
+#include "messages/base/log.h"
+#include "messages/protocol.h"
+
+namespace callboard::actors {
+
+struct CoordinatorOptions {
+  ActorId self;
+  std::string cluster;
+  Epoch epoch = 1;
+  struct Device {
+    std::string name;
+    std::uint64_t memory_limit = 0;  ///< 0: unknown
+  };
+  std::vector<Device> devices;       ///< expected; the cluster is ready when all are
+  Duration default_deadline = std::chrono::seconds(120);
+  Duration beat_dead = std::chrono::seconds(3);
+  Duration exit_report_wait = std::chrono::seconds(1);  ///< a lost link waits so long for the exit report, to name the real cause
+  std::size_t requests_per_client = 1024;
+  std::size_t clients_max = 256;
+};
+
+class CoordinatorCore {
+ public:
+  // -- events
+  struct PeerJoined { Hello hello; };
+  struct MessageFrom { ActorId from; Message message; };
+  struct PeerLost { ActorId peer; Error why; };
+  struct Tick {};
+  using Event = std::variant<PeerJoined, MessageFrom, PeerLost, Tick>;
+
+  // -- actions
+  struct Send { ActorId to; Message message; };
+  struct Forget { ActorId peer; };              ///< fence: later frames of it are refused
+  struct LogLine { log::Level level; std::string event; std::string text; };
+  using Action = std::variant<Send, Forget, LogLine>;
+  using Actions = std::vector<Action>;
+
+  virtual ~CoordinatorCore() = default;
+  static std::unique_ptr<CoordinatorCore> create(CoordinatorOptions options);
+
+  /// Would this peer be let in? (Hub::Events::hello; PeerJoined follows if so.) Refuses unknown devices, old incarnations,
+  /// too many clients.
+  virtual Status admit(const Hello& hello) const = 0;
+  virtual Actions step(const Event& event, TimePoint now) = 0;
+  virtual TimePoint next_tick() const = 0;
+  /// The state as JSON, for `callboard status` (name, epoch, ready, actors, programs, requests, clients, counters).
+  virtual std::string status_json(TimePoint now) const = 0;
+};
+
+}  // namespace callboard::actors

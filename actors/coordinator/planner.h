@@ -1,0 +1,34 @@
+// Splits a program into fragments for devices. Pure.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "messages/graph.h"
+#include "messages/protocol.h"
+
+namespace callboard::actors {
+
+struct PlannerDevice {
+  std::string name;
+  std::uint64_t memory_limit = 0;  ///< bytes; 0: unknown, not checked
+};
+
+struct Plan {
+  ContentHash program;
+  std::vector<Fragment> fragments;          ///< in topological order; edges go upwards only
+  std::vector<PlannedFragment> summary;     ///< one per fragment
+  std::vector<std::vector<std::uint32_t>> input_users;  ///< per program input: fragments that read it
+  /// Where each ArgValue output of the program comes from: (fragment, number among that fragment's to_client outputs).
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> client_outputs;
+};
+
+/// Refuses (all findings at once): what check_program refuses; kBadPlacement for unknown devices (nearest name), prefixes
+/// that match nothing (nearest module path), ranges outside the program, a node matched by rules of two devices at the
+/// same prefix length; kDoesNotFit where constants and forecast of a device exceed its limit, naming the node where it
+/// peaks. A longer prefix beats a shorter one. `automatic` balances cost over the devices by contiguous ranges; programs
+/// with state keep each state's nodes together on one device.
+Result<Plan> plan_program(const ProgramGraph& program, const Placement& placement, std::span<const PlannerDevice> devices);
+
+}  // namespace callboard::actors

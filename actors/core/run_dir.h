@@ -1,0 +1,45 @@
+// Where a running cluster keeps its sockets, its logs and what a client needs to find it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "messages/base/error.h"
+#include "messages/base/fd.h"
+#include "messages/base/ids.h"
+
+namespace callboard::actors {
+
+/// Contents of <run dir>/cluster.json, written atomically by the node actor when it starts and when the coordinator does.
+struct ClusterRecord {
+  std::string name;
+  std::string run_dir;
+  std::int64_t node_pid = 0;
+  std::int64_t coordinator_pid = 0;
+  Epoch epoch = 0;
+  std::string coordinator_endpoint;  ///< "ipc://<run dir>/coordinator.sock"
+  std::string memory_socket;         ///< "<run dir>/memory.sock"
+  std::string version;
+};
+
+/// $CALLBOARD_RUN_DIR, else $XDG_RUNTIME_DIR/callboard, else /tmp/callboard-<uid>. Created 0700 and checked to be ours
+/// (kPermission).
+Result<std::string> run_root();
+
+/// Takes the cluster's name: creates <root>/<name>, locks it. kAddressInUse names the pid of the live owner; what a dead
+/// owner left is swept away. The lock is held as long as the descriptor lives.
+struct RunDir {
+  std::string path;
+  UniqueFd lock;
+};
+Result<RunDir> claim_run_dir(const std::string& cluster_name);
+void remove_run_dir(const RunDir& dir) noexcept;
+
+Status write_record(const ClusterRecord& record);
+/// `name_or_path`: a cluster's name, a run directory, or empty for the only one that runs. kClusterNotFound lists those
+/// that run; records of dead clusters are not found.
+Result<ClusterRecord> find_cluster(const std::string& name_or_path);
+std::vector<ClusterRecord> list_clusters();
+
+}  // namespace callboard::actors

@@ -1,0 +1,79 @@
+// Messages between actors: the only code that knows ZeroMQ. A Hub is where peers come to (ROUTER), a Line goes to one Hub
+// (DEALER). Both number, acknowledge and resend through Link, and refuse what does not fit before anyone sees it.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "actors/core/link.h"
+#include "actors/core/loop.h"
+#include "messages/protocol.h"
+
+namespace callboard::actors {
+
+/// A process's ZeroMQ context. One per process; outlives its Hubs and Lines.
+class Messenger {
+ public:
+  virtual ~Messenger() = default;
+  static std::unique_ptr<Messenger> create(int io_threads = 1);
+  virtual void* native() = 0;
+};
+
+/// Lives on the loop's thread.
+class Hub {
+ public:
+  struct Events {
+    /// A peer said Hello with our protocol version. Answer: accept (Welcome goes out) or an Error (Refused goes out).
+    std::function<Status(const Hello& hello)> hello;
+    std::function<void(const ActorId& from, Message message)> message;
+    /// The link gave up (LK-3), or the peer said Bye, or a newer incarnation replaced it.
+    std::function<void(const ActorId& peer, const Error& why)> lost;
+  };
+  struct Options {
+    ActorId self;
+    Epoch epoch = 1;
+    std::string endpoint;   ///< "ipc:///path/…"; the path is checked (length, directory) before the bind
+    std::string cluster;    ///< a Hello for another cluster is refused
+    std::size_t peers_max = 512;
+  };
+  virtual ~Hub() = default;  ///< sends what is queued for at most 100 ms, closes
+  static Result<std::unique_ptr<Hub>> bind(Loop& loop, Messenger& messenger, Options options, Events events);
+
+  /// kUnknownPeer (not connected or an old incarnation), kOverloaded (LK-2), kTooLarge. Otherwise the link has it.
+  virtual Status send(const ActorId& to, const Message& message) = 0;
+  virtual Status send_once(const ActorId& to, const Message& message) = 0;
+  /// Forgets a peer (its process ended); later frames of this incarnation are refused with kStaleIncarnation.
+  virtual void forget(const ActorId& peer) = 0;
+  struct Counters {
+    std::uint64_t frames_in = 0, frames_out = 0, refused_frames = 0, resent = 0, duplicates = 0;
+  };
+  virtual Counters counters() const = 0;
+};
+
+/// Lives on the loop's thread.
+class Line {
+ public:
+  struct Events {
+    std::function<void(const Welcome& welcome)> welcome;
+    std::function<void(Message message)> message;
+    /// Refused, or no Welcome in time, or the link gave up. Called at most once.
+    std::function<void(const Error& why)> lost;
+  };
+  struct Options {
+    Hello hello;            ///< says who we are
+    std::string endpoint;
+    Duration connect_timeout = std::chrono::seconds(10);
+  };
+  virtual ~Line() = default;  ///< says Bye
+  static Result<std::unique_ptr<Line>> connect(Loop& loop, Messenger& messenger, Options options, Events events);
+
+  virtual Status send(const Message& message) = 0;      ///< may be called before the Welcome: it waits for it in the link
+  virtual Status send_once(const Message& message) = 0;
+  virtual bool connected() const = 0;
+};
+
+/// "ipc://" + path; kAddressInUse/kEnvironment-free check of the path's length (107 bytes) naming path, length and limit.
+Result<std::string> ipc_endpoint(const std::string& path);
+
+}  // namespace callboard::actors

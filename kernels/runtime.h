@@ -1,0 +1,104 @@
+// What a device actor asks of its kernels, without a line of LibTorch: load a fragment, run it, hand its results out.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/memory/arena.h"
+#include "kernels/memory/segment_map.h"
+#include "messages/base/clock.h"
+#include "messages/graph.h"
+#include "messages/protocol.h"
+
+namespace callboard::kernels {
+
+/// A constant's storage, mapped privately (copy on write) and kept alive by the pointer.
+struct ConstantStorage {
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+  std::shared_ptr<void> keep;
+};
+/// Finds a constant by content; may block with a deadline. kConstantMissing.
+using ConstantOpener = std::function<Result<ConstantStorage>(const ContentHash& hash, std::uint64_t bytes)>;
+
+struct RuntimeOptions {
+  ActorId self;
+  std::string kind = "cpu";            ///< device backend
+  int threads = 1;                     ///< intra-op threads of each compute stream
+  std::uint64_t memory_limit = 0;      ///< for refusing what cannot fit; 0: the arena's limit
+  bool check_outputs = true;           ///< step 5 of Kernel::run
+  bool nan_check = false;              ///< NaN/Inf hook
+  bool trace = false;                  ///< trace hook armed from the start (set_trace changes it)
+};
+
+struct LoadedInfo {
+  bool pure = true;                    ///< no state, no effects, no randomness: may run again by itself
+  bool random = false;
+  std::uint64_t constant_bytes = 0;
+  std::uint64_t peak_bytes = 0;        ///< forecast of activations at once, 0 where sizes are symbolic without bounds
+};
+
+struct RunOrder {
+  RunId run = 0;
+  Attempt attempt = 1;
+  ContentHash program;
+  std::uint32_t fragment = 0;
+  std::vector<WireValue> inputs;       ///< one per FragmentInput, whatever its source
+  std::vector<std::int64_t> symbols;
+  TimePoint deadline = kNever;         ///< checked between kernels
+  ActorId client;                      ///< lease holder for outputs that go to the client
+  std::vector<ActorId> edge_holders;   ///< lease holder for each edge, in order of outputs and their edges
+};
+
+struct RunResult {
+  std::optional<Error> error;          ///< then everything below is empty
+  std::vector<WireValue> to_client;    ///< for the outputs with to_client, in order
+  std::vector<WireValue> on_edges;     ///< for each output's each edge, in order
+  std::uint64_t state_version = 0;
+  std::int64_t run_ns = 0;             ///< first kernel's start to last Blob
+};
+
+/// Owns the KernelStream threads of one device. Its methods are called from the device actor's loop thread; callbacks
+/// come on a stream's thread and must only post. Inputs are read (and their leases released through the SegmentMap) only
+/// until `done` is called.
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;  ///< closes the queues, waits for the running kernel, joins
+
+  /// Prepares the fragment on the compute stream (so that it is ordered with runs); `done` gets all gaps at once.
+  virtual Status load(Fragment fragment, std::function<void(Result<LoadedInfo>)> done) = 0;
+  virtual void unload(const ContentHash& program) = 0;
+
+  /// Queues the fragment whole on the compute stream. kOverloaded when the queue is full, kProgramUnknown. Then `done`
+  /// is called exactly once, unless run() itself failed.
+  virtual Status run(RunOrder order, std::function<void(RunResult)> done) = 0;
+  /// Stops a run between two kernels (or before it starts): its result is the error `reason`.
+  virtual void cancel(RunId run, const Error& reason) = 0;
+
+  struct Load {
+    std::uint32_t queued = 0;
+    std::uint32_t running = 0;
+    std::uint64_t finished = 0;
+  };
+  virtual Load load_now() const = 0;
+
+  virtual void set_trace(bool on) = 0;
+  /// Spans collected since the last call, as a JSON array of Chrome trace events (at most 100,000, oldest dropped and counted).
+  virtual std::string take_trace() = 0;
+  /// JSON object: backend, threads, torch version, per-operator timing where the timing hook is on, state versions.
+  virtual std::string describe() const = 0;
+};
+
+/// Links LibTorch. Call in this order: create_arena_allocator() first thing in main, then this.
+Result<std::unique_ptr<DeviceRuntime>> create_device_runtime(RuntimeOptions options, Arena* arena, SegmentMap* segments,
+                                                             ConstantOpener constants);
+
+/// Makes `arena` the place where ATen's CPU allocator puts blocks above limits::kInlineBytesMax (smaller ones stay in the
+/// ordinary heap, 64-byte aligned). Registers the fork handlers. Once, first thing in main; never undone.
+void install_arena_allocator(Arena* arena);
+
+}  // namespace callboard::kernels

@@ -1,0 +1,55 @@
+// Identities. An incarnation is the number of an actor's start, an epoch that of a coordinator's; neither is ever reused.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "messages/base/error.h"
+
+namespace callboard {
+
+using Epoch = std::uint64_t;        ///< 1 for the first coordinator of a cluster
+using Incarnation = std::uint64_t;  ///< 1 for the first start of an actor
+using RunId = std::uint64_t;        ///< a request inside the coordinator; unique within an epoch
+using RequestSeq = std::uint64_t;   ///< number of a request within its client, from 1
+using Attempt = std::uint32_t;      ///< from 1
+
+/// A particular start of a particular actor. Written "cpu0#3"; also its ZeroMQ routing id and its name as lease holder.
+struct ActorId {
+  std::string name;
+  Incarnation incarnation = 0;
+
+  auto operator<=>(const ActorId&) const = default;
+  std::string to_string() const { return name + "#" + std::to_string(incarnation); }
+  /// The inverse of to_string(); kMalformed if it is not of that form.
+  static Result<ActorId> parse(std::string_view text);
+};
+
+/// SHA-256 of some content, in the raw 32 bytes.
+struct ContentHash {
+  std::string bytes;  ///< 32 bytes, or empty for "none"
+
+  auto operator<=>(const ContentHash&) const = default;
+  bool empty() const { return bytes.empty(); }
+  std::string hex() const;
+  static Result<ContentHash> from_hex(std::string_view text);
+  static ContentHash of(const void* data, std::size_t size);
+};
+
+}  // namespace callboard
+
+template <>
+struct std::hash<callboard::ActorId> {
+  std::size_t operator()(const callboard::ActorId& id) const noexcept {
+    return std::hash<std::string>()(id.name) * 31 + std::hash<std::uint64_t>()(id.incarnation);
+  }
+};
+template <>
+struct std::hash<callboard::ContentHash> {
+  std::size_t operator()(const callboard::ContentHash& hash) const noexcept {
+    return std::hash<std::string>()(hash.bytes);
+  }
+};

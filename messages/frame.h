@@ -1,0 +1,32 @@
+// The outer form of every message: a fixed header that any version can read, then the msgpack body.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "messages/base/error.h"
+
+namespace callboard {
+
+/// Version of envelope and messages together. Two processes talk only if theirs are equal.
+constexpr std::uint16_t kProtocolVersion = 1;
+
+/// 24 bytes, little endian: magic "CBRD", u16 version, u16 message type, u32 body length, u32 zero, u64 XXH3-64 of the
+/// body seeded with the first 16 bytes' XXH3-64. The layout is the same in every version.
+constexpr std::size_t kFrameHeaderBytes = 24;
+
+struct FrameView {
+  std::uint16_t version = 0;
+  std::uint16_t type = 0;
+  std::string_view body;  ///< points into the frame
+};
+
+/// Header and body as one frame. kTooLarge above limits::kMessageBytesMax.
+Result<std::string> make_frame(std::uint16_t type, std::string_view body, std::uint16_t version = kProtocolVersion);
+
+/// kTruncated, kCorrupted (magic, checksum, trailing bytes), kTooLarge. A version other than ours is *not* an error
+/// here, so that the handshake can name both; the caller checks `version` before it decodes the body.
+Result<FrameView> read_frame(std::string_view frame);
+
+}  // namespace callboard

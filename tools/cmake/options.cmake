@@ -1,0 +1,35 @@
+# What a build can be told. Presets (CMakePresets.json) set these.
+option(CALLBOARD_TESTS "Build the tests" ON)
+option(CALLBOARD_TORCH "Build what links LibTorch (kernels, device actor)" ON)
+option(CALLBOARD_PYTHON "Build the Python package's native module" ON)
+option(CALLBOARD_FUZZ "Build the libFuzzer targets (clang)" OFF)
+option(CALLBOARD_FAILPOINTS "Compile failpoints in" OFF)
+set(CALLBOARD_SANITIZE "" CACHE STRING "Sanitizers, for example address,undefined or thread")
+set(CALLBOARD_VENV "" CACHE PATH "Python environment with torch, made by tools/setup")
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo)
+endif()
+# Debug information of the line only: a third of the object size and compile time of -g.
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
+
+if(CALLBOARD_SANITIZE)
+  add_compile_options(-fsanitize=${CALLBOARD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${CALLBOARD_SANITIZE})
+endif()
+
+find_program(CALLBOARD_CCACHE ccache)
+if(CALLBOARD_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CALLBOARD_CCACHE}")
+endif()
+if(CMAKE_GENERATOR STREQUAL "Ninja")
+  # A compile of ATen takes above 1 GiB; two at once whatever the machine.
+  set_property(GLOBAL PROPERTY JOB_POOLS heavy=2)
+endif()
