@@ -33,6 +33,7 @@ struct RuntimeOptions {
   bool check_outputs = true;           ///< step 5 of Kernel::run
   bool nan_check = false;              ///< NaN/Inf hook
   bool trace = false;                  ///< trace hook armed from the start (set_trace changes it)
+  bool timing = false;                 ///< timing hook: totals per operator, in describe()
 };
 
 struct LoadedInfo {

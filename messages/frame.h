@@ -22,8 +22,11 @@ struct FrameView {
   std::string_view body;  ///< points into the frame
 };
 
-/// Header and body as one frame. kTooLarge above limits::kMessageBytesMax.
+/// Header and body as one frame. kTooLarge above limits::kMessageBytesMax, which counts both.
 Result<std::string> make_frame(std::uint16_t type, std::string_view body, std::uint16_t version = kProtocolVersion);
+
+/// The same without a copy: `frame` begins with kFrameHeaderBytes of room, which this fills, and goes on with the body.
+Status seal_frame(std::string& frame, std::uint16_t type, std::uint16_t version = kProtocolVersion);
 
 /// kTruncated, kCorrupted (magic, checksum, trailing bytes), kTooLarge. A version other than ours is *not* an error
 /// here, so that the handshake can name both; the caller checks `version` before it decodes the body.

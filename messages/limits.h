@@ -14,6 +14,7 @@ constexpr std::size_t kDecodeElementsMax = 1u << 20; // elements of all arrays a
 constexpr std::size_t kStringBytesMax = 1u << 20;
 constexpr std::size_t kErrorCausesMax = 64;
 constexpr std::size_t kErrorDepthMax = 4;
+constexpr std::size_t kErrorTextBytesMax = 64u << 10;  // of each text of an Error; the sender cuts, so that it always arrives
 
 // -- tensors ----------------------------------------------------------------------------------------------------------
 constexpr std::size_t kTensorRankMax = 64;           // what ATen itself can index
@@ -37,11 +38,15 @@ constexpr std::chrono::milliseconds kRequestDeadlineMax{86'400'000};
 
 // -- links ----------------------------------------------------------------------------------------------------------------
 constexpr std::size_t kLinkWindowMax = 4'096;        // sent and not acknowledged; then the sender waits
+constexpr std::size_t kLinkWindowBytesMax = 256u << 20;  // likewise, in bytes; a single larger message still goes alone
 constexpr std::size_t kLinkReorderMax = 64;          // held for a missing predecessor
-constexpr std::chrono::milliseconds kLinkResendAfter{1'000};
-constexpr std::uint32_t kLinkResendsMax = 5;         // then the peer counts as lost
+constexpr std::chrono::milliseconds kLinkResendAfter{1'000};  // doubled after each resend: 1, 2, 4, 8, 16, 32 s
+constexpr std::uint32_t kLinkResendsMax = 5;         // then the peer counts as lost, 63 s after the first try
 constexpr std::chrono::milliseconds kLinkAckDelay{20};   // an acknowledgement waits so long for a message to ride on
 constexpr std::uint32_t kLinkAckEvery = 64;              // or for so many messages received
+
+constexpr int kSocketQueueMax = 4'096;               // frames that ZeroMQ holds for one peer: a whole window, without a retry
+constexpr std::size_t kHubPeersRememberedMax = 4'096; // names whose last incarnation is known; old ones are forgotten first
 
 // -- liveness -----------------------------------------------------------------------------------------------------------
 constexpr std::chrono::milliseconds kBeatInterval{500};

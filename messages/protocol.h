@@ -45,7 +45,7 @@ struct Welcome {
   ActorId coordinator;
   bool operator==(const Welcome&) const = default;
 };
-struct Refused { Error error; bool operator==(const Refused&) const; };
+struct Refused { Error error; bool operator==(const Refused&) const = default; };
 /// Alive, and how far: `finished` counts runs (device) or nothing (others).
 struct Beat {
   std::uint64_t count = 0;
@@ -86,7 +86,7 @@ struct ProgramLoaded {
   std::optional<Error> error;
   ContentHash program;
   std::vector<PlannedFragment> plan;
-  bool operator==(const ProgramLoaded&) const;
+  bool operator==(const ProgramLoaded&) const = default;
 };
 struct UnloadProgram { RequestSeq request = 0; ContentHash program; bool operator==(const UnloadProgram&) const = default; };
 struct Submit {
@@ -106,16 +106,16 @@ struct Outcome {
   std::optional<Error> error;
   std::uint64_t state_version = 0;      ///< of the program's state after this request; 0 if it has none
   bool quiesced = true;
-  bool operator==(const Outcome&) const;
+  bool operator==(const Outcome&) const = default;
 };
 struct Quiesced { RequestSeq request = 0; bool operator==(const Quiesced&) const = default; };
 struct CancelRequest { RequestSeq request = 0; bool operator==(const CancelRequest&) const = default; };
 /// One entry of the coordinator's table of operations (status, trace, shutdown, …); the command line, the Python client
 /// and later the REST port use the same ones. `arguments` and `result` are JSON objects.
 struct Operation { RequestSeq request = 0; std::string name; std::string arguments; bool operator==(const Operation&) const = default; };
-struct OperationResult { RequestSeq request = 0; std::optional<Error> error; std::string result; bool operator==(const OperationResult&) const; };
+struct OperationResult { RequestSeq request = 0; std::optional<Error> error; std::string result; bool operator==(const OperationResult&) const = default; };
 /// Sent to every client when an actor changes: "ready", "down", "restarting", "failed".
-struct ActorEvent { ActorId who; std::string event; std::optional<Error> error; bool operator==(const ActorEvent&) const; };
+struct ActorEvent { ActorId who; std::string event; std::optional<Error> error; bool operator==(const ActorEvent&) const = default; };
 
 // -- coordinator ↔ device -----------------------------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ struct FragmentLoaded {
   bool random = false;
   std::uint64_t constant_bytes = 0;
   std::uint64_t peak_bytes = 0;
-  bool operator==(const FragmentLoaded&) const;
+  bool operator==(const FragmentLoaded&) const = default;
 };
 struct UnloadFragments { ContentHash program; bool operator==(const UnloadFragments&) const = default; };
 /// A device's peers moved (restart): edges to `who.name` go to this endpoint from now on.
@@ -159,12 +159,12 @@ struct FragmentFinished {
   std::vector<WireValue> outputs;       ///< for the FragmentOutputs with to_client, in order; empty if error
   std::uint64_t state_version = 0;
   std::int64_t run_ns = 0;              ///< inside the device actor, first kernel to last Blob
-  bool operator==(const FragmentFinished&) const;
+  bool operator==(const FragmentFinished&) const = default;
 };
-struct CancelRun { RunId run = 0; Error reason; bool operator==(const CancelRun&) const; };
+struct CancelRun { RunId run = 0; Error reason; bool operator==(const CancelRun&) const = default; };
 /// Free questions to a device: "trace", "memory", …; JSON objects both ways.
 struct DeviceQuery { std::uint64_t query = 0; std::string name; std::string arguments; bool operator==(const DeviceQuery&) const = default; };
-struct DeviceReply { std::uint64_t query = 0; std::optional<Error> error; std::string result; bool operator==(const DeviceReply&) const; };
+struct DeviceReply { std::uint64_t query = 0; std::optional<Error> error; std::string result; bool operator==(const DeviceReply&) const = default; };
 
 // -- device → device ------------------------------------------------------------------------------------------------------------
 
@@ -211,7 +211,7 @@ struct SegmentAdded { SegmentId segment = 0; std::uint64_t bytes = 0; bool opera
 struct SegmentDropped { SegmentId segment = 0; bool operator==(const SegmentDropped&) const = default; };
 struct OpenSegment { std::uint64_t query = 0; ActorId owner; SegmentId segment = 0; bool operator==(const OpenSegment&) const = default; };
 /// + 1 fd unless error (kTensorLost).
-struct SegmentOpened { std::uint64_t query = 0; std::optional<Error> error; std::uint64_t bytes = 0; bool operator==(const SegmentOpened&) const; };
+struct SegmentOpened { std::uint64_t query = 0; std::optional<Error> error; std::uint64_t bytes = 0; bool operator==(const SegmentOpened&) const = default; };
 /// To owners: this holder's process ended; its leases are over.
 struct HolderGone { ActorId holder; bool operator==(const HolderGone&) const = default; };
 /// To readers: this owner's process ended; answered by SegmentsHeld within a second.
@@ -220,14 +220,14 @@ struct SegmentsHeld { ActorId owner; std::vector<SegmentId> segments; bool opera
 struct ConstantSpan { ContentHash hash; std::uint64_t offset = 0; std::uint64_t bytes = 0; bool operator==(const ConstantSpan&) const = default; };
 /// Which of these does the node actor not have? Marks the present ones as used by the asker.
 struct FindConstants { std::uint64_t query = 0; std::vector<ContentHash> hashes; bool operator==(const FindConstants&) const = default; };
-struct ConstantsFound { std::uint64_t query = 0; std::optional<Error> error; std::vector<ContentHash> missing; bool operator==(const ConstantsFound&) const; };
+struct ConstantsFound { std::uint64_t query = 0; std::optional<Error> error; std::vector<ContentHash> missing; bool operator==(const ConstantsFound&) const = default; };
 /// + 1 fd: a sealed segment that holds these constants. The node actor keeps it while any process uses one of them.
 struct AddConstants { std::uint64_t query = 0; std::uint64_t bytes = 0; std::vector<ConstantSpan> spans; bool operator==(const AddConstants&) const = default; };
-struct ConstantsAdded { std::uint64_t query = 0; std::optional<Error> error; bool operator==(const ConstantsAdded&) const; };
+struct ConstantsAdded { std::uint64_t query = 0; std::optional<Error> error; bool operator==(const ConstantsAdded&) const = default; };
 /// One constant; + 1 fd of the segment that holds it unless error (kConstantMissing). `segment` names that segment, so
 /// that a reader maps each one once.
 struct OpenConstant { std::uint64_t query = 0; ContentHash hash; bool operator==(const OpenConstant&) const = default; };
-struct ConstantOpened { std::uint64_t query = 0; std::optional<Error> error; SegmentId segment = 0; std::uint64_t segment_bytes = 0; ConstantSpan span; bool operator==(const ConstantOpened&) const; };
+struct ConstantOpened { std::uint64_t query = 0; std::optional<Error> error; SegmentId segment = 0; std::uint64_t segment_bytes = 0; ConstantSpan span; bool operator==(const ConstantOpened&) const = default; };
 struct ReleaseConstants { std::vector<ContentHash> hashes; bool operator==(const ReleaseConstants&) const = default; };
 
 // New alternatives go at the end: the index is the type number in the frame header (plus one).
@@ -242,5 +242,7 @@ using Message = std::variant<
 
 /// "run_fragment", …; for logs and errors.
 std::string_view message_name(const Message& message);
+/// The same by index into the variant; "unknown_message" beyond its end.
+std::string_view message_name(std::size_t index);
 
 }  // namespace callboard

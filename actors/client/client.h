@@ -24,7 +24,8 @@ struct ConstantBytes {
 };
 
 struct RequestResult {
-  std::vector<ClientValue> outputs;  ///< one per ProgramOutput, in order (known ones filled in)
+  /// One per ProgramOutput, in order (known ones filled in; a text is None here, read it from graph().outputs).
+  std::vector<ClientValue> outputs;
   std::uint64_t state_version = 0;
 };
 
@@ -63,6 +64,9 @@ class Client {
     std::string cluster;                 ///< name, run directory, or empty for the only one that runs
     Duration connect_timeout = std::chrono::seconds(10);
     std::uint64_t memory_limit = 0;      ///< of the arena for inputs; 0: what the machine has left
+    /// Asked about every 50 ms, on the caller's thread, by what blocks (connect, load, operation); true ends the call
+    /// with kCancelled. For signals.
+    std::function<bool()> interrupted;
   };
   static Result<std::unique_ptr<Client>> connect(Options options);
 

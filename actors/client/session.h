@@ -23,23 +23,33 @@ class Session {
 
   struct SendOut { Message message; };
   struct Completed { RequestSeq request = 0; Outcome outcome; };          ///< the future's value
-  struct Answered { RequestSeq request = 0; Message message; };           ///< ProgramLoaded, OperationResult
+  /// ProgramLoaded or OperationResult. `late`: nobody waits any more (a program that came too late is to be unloaded).
+  struct Answered { RequestSeq request = 0; Message message; bool late = false; };
   struct InputsFree { RequestSeq request = 0; };                          ///< CS-2
   struct Notify { ActorEvent event; };
   struct Discard { std::vector<WireValue> values; };                      ///< results that nobody waits for: release them
   using Action = std::variant<SendOut, Completed, Answered, InputsFree, Notify, Discard>;
   using Actions = std::vector<Action>;
 
+  /// The coordinator ends a request at its deadline; its word gets so much longer to arrive (CS-1).
+  static constexpr Duration kGiveUpAfter = std::chrono::seconds(2);
+
   virtual ~Session() = default;
   static std::unique_ptr<Session> create();
 
-  /// Numbers a request and remembers it. The message's `request` and `deadline_ms` are filled in.
   virtual RequestSeq next_request() = 0;
+  /// Remembers a request and sends it; `request` (where it is 0) and `deadline_ms` are filled in. A deadline later than
+  /// kRequestDeadlineMax from now is that one. After Lost it completes at once with the loss.
   virtual Actions submit(Submit message, TimePoint deadline, TimePoint now) = 0;
+  /// LoadProgram (with its `deadline_ms` set by the caller) or Operation; `request` is filled in. Any other message
+  /// (UnloadProgram) is only sent.
   virtual Actions ask(Message load_or_operation, RequestSeq request, TimePoint deadline) = 0;
   virtual Actions cancel(RequestSeq request) = 0;
+  /// Lost with the code kCancelled (this client closes) ends everything as cancelled; with any other code as
+  /// kCoordinatorLost.
   virtual Actions step(Event event, TimePoint now) = 0;
   virtual TimePoint next_tick() const = 0;
+  /// Requests without an end, or whose inputs are not free yet.
   virtual std::size_t pending() const = 0;
 };
 

@@ -8,6 +8,11 @@
 //   CO-4  Requests of one client that use the same devices start in the order in which they were submitted.
 //   CO-5  Every table has the bound that limits.h names; what does not fit is refused with kOverloaded.
 //   CO-6  Inputs of a request are not reported as quiesced while a device that was sent them is alive and has not answered.
+//
+// State of a program (buffers that it changes) lives on its devices. When such a device dies, all states of the program are
+// set back to their initial values, on every device of it, before the next run. Each client that uses the program is told
+// once: its first request after the loss fails with kStateLost and does not run; every client gets the actor event
+// "state_lost".
 #pragma once
 
 #include <map>
@@ -18,6 +23,7 @@
 
 #include "messages/base/clock.h"
 #include "messages/base/log.h"
+#include "messages/limits.h"
 #include "messages/protocol.h"
 
 namespace callboard::actors {
@@ -33,9 +39,12 @@ struct CoordinatorOptions {
   std::vector<Device> devices;       ///< expected; the cluster is ready when all are
   Duration default_deadline = std::chrono::seconds(120);
   Duration beat_dead = std::chrono::seconds(3);
+  Duration beat_interval = limits::kBeatInterval;       ///< our own beats to every peer
+  Duration client_dead = std::chrono::seconds(30);      ///< a client that used to beat and is silent so long is gone
   Duration exit_report_wait = std::chrono::seconds(1);  ///< a lost link waits so long for the exit report, to name the real cause
-  std::size_t requests_per_client = 1024;
-  std::size_t clients_max = 256;
+  std::size_t requests_per_client = limits::kRequestsPerClientMax;
+  std::size_t clients_max = limits::kClientsMax;
+  std::size_t runs_per_device = 256;  ///< fragments sent to a device and not answered; the rest waits here, fairly by client
 };
 
 class CoordinatorCore {
@@ -44,14 +53,16 @@ class CoordinatorCore {
   struct PeerJoined { Hello hello; };
   struct MessageFrom { ActorId from; Message message; };
   struct PeerLost { ActorId peer; Error why; };
+  struct SendRefused { ActorId to; Message message; Error why; };  ///< a Send that the transport will never bring (kTooLarge)
   struct Tick {};
-  using Event = std::variant<PeerJoined, MessageFrom, PeerLost, Tick>;
+  using Event = std::variant<PeerJoined, MessageFrom, PeerLost, SendRefused, Tick>;
 
   // -- actions
-  struct Send { ActorId to; Message message; };
+  struct Send { ActorId to; Message message; };  ///< a Beat goes unnumbered, everything else numbered
   struct Forget { ActorId peer; };              ///< fence: later frames of it are refused
   struct LogLine { log::Level level; std::string event; std::string text; };
-  using Action = std::variant<Send, Forget, LogLine>;
+  struct SetLogLevel { log::Level level; };
+  using Action = std::variant<Send, Forget, LogLine, SetLogLevel>;
   using Actions = std::vector<Action>;
 
   virtual ~CoordinatorCore() = default;
@@ -60,7 +71,7 @@ class CoordinatorCore {
   /// Would this peer be let in? (Hub::Events::hello; PeerJoined follows if so.) Refuses unknown devices, old incarnations,
   /// too many clients.
   virtual Status admit(const Hello& hello) const = 0;
-  virtual Actions step(const Event& event, TimePoint now) = 0;
+  virtual Actions step(Event event, TimePoint now) = 0;
   virtual TimePoint next_tick() const = 0;
   /// The state as JSON, for `callboard status` (name, epoch, ready, actors, programs, requests, clients, counters).
   virtual std::string status_json(TimePoint now) const = 0;

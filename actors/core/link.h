@@ -2,8 +2,9 @@
 // clock, no I/O; the simulator runs this very code.
 //
 //   LK-1  The receiver sees each numbered message once, in order, whatever the transport does.
-//   LK-2  At most kLinkWindowMax messages wait for an acknowledgement; then send() answers kOverloaded.
-//   LK-3  A message that kLinkResendsMax resends did not bring through makes the link lost, once.
+//   LK-2  At most `window` messages and `window_bytes` bytes wait for an acknowledgement; then send() answers kOverloaded.
+//   LK-3  A message that `resends_max` resends did not bring through makes the link lost, once. The wait doubles after
+//         each resend, and starts anew when an acknowledgement makes progress: a slow peer is not a lost one.
 //   LK-4  An idle link sends nothing.
 #pragma once
 
@@ -25,6 +26,7 @@ class Link {
  public:
   struct Options {
     std::size_t window = limits::kLinkWindowMax;
+    std::size_t window_bytes = limits::kLinkWindowBytesMax;
     Duration resend_after = limits::kLinkResendAfter;
     std::uint32_t resends_max = limits::kLinkResendsMax;
     Duration ack_delay = limits::kLinkAckDelay;
@@ -33,18 +35,21 @@ class Link {
   Link(ActorId self, ActorId peer, Options options);
 
   const ActorId& peer() const { return peer_; }
+  /// For who learns only from the Welcome whom it talks to.
+  void set_peer(ActorId peer) { peer_ = std::move(peer); }
   void set_epoch(Epoch epoch) { epoch_ = epoch; }
 
   /// Numbers, encodes and remembers a message; the frame to put on the transport is returned. The remembered copy shares
-  /// the bytes. kOverloaded, kTooLarge.
+  /// the bytes. kOverloaded, kTooLarge, kPeerLost (after LK-3).
   Result<std::shared_ptr<const std::string>> send(const Message& message, TimePoint now);
   /// Not numbered, not remembered (beats, handshake).
   Result<std::shared_ptr<const std::string>> send_once(const Message& message);
 
   struct Received {
     std::vector<Message> messages;  ///< now deliverable, in order
-    bool ack_now = false;           ///< put make_ack() on the transport at once
+    bool ack_now = false;           ///< next_due() is `now`: on_time() gives the Ack, unless a message carries it first
   };
+  /// Handshake messages and beats (seq 0) come through as they are; an Ack is consumed.
   Received receive(Packet packet, TimePoint now);
 
   struct Due {
@@ -65,22 +70,35 @@ class Link {
   struct Pending {
     std::uint64_t seq = 0;
     std::shared_ptr<const std::string> frame;
-    TimePoint resend_at;
-    std::uint32_t resends = 0;
   };
   std::shared_ptr<const std::string> make_ack();
+  void acknowledged(std::uint64_t up_to, TimePoint now);
+  void deliver(Message message, Received& received);
+  void resend_window(Due& due);
+  bool resend_pending() const;
+  void ack_is_on_its_way();
 
   ActorId self_;
   ActorId peer_;
   Options options_;
   Epoch epoch_ = 0;
+  bool lost_ = false;
+
+  // sending
   std::uint64_t next_seq_ = 1;
+  std::deque<Pending> pending_;        // sent, not acknowledged, by seq without gaps
+  std::size_t pending_bytes_ = 0;
+  TimePoint resend_at_ = kNever;       // kNever exactly while pending_ is empty
+  std::uint32_t resends_ = 0;          // of the oldest pending message
+  std::uint64_t recover_up_to_ = 0;    // what was sent before the last time-out and may be lost
+  std::uint64_t resent_up_to_ = 0;     // how far that has been resent
+
+  // receiving
   std::uint64_t received_up_to_ = 0;
   std::uint32_t received_since_ack_ = 0;
   TimePoint ack_at_ = kNever;
-  bool lost_ = false;
-  std::deque<Pending> pending_;
-  std::map<std::uint64_t, Message> early_;
+  std::map<std::uint64_t, Message> early_;  // at most kLinkReorderMax, all above received_up_to_ + 1
+
   Counters counters_;
 };
 

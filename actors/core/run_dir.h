@@ -27,14 +27,16 @@ struct ClusterRecord {
 /// (kPermission).
 Result<std::string> run_root();
 
-/// Takes the cluster's name: creates <root>/<name>, locks it. kAddressInUse names the pid of the live owner; what a dead
+/// Takes the cluster's name ([a-z0-9][a-z0-9-]{0,39}): creates <root>/<name>, locks it. Refuses a path that leaves no room
+/// for the names of sockets (kConfigOutOfRange). kAddressInUse names the pid of the live owner; what a dead
 /// owner left is swept away. The lock is held as long as the descriptor lives.
 struct RunDir {
   std::string path;
   UniqueFd lock;
 };
 Result<RunDir> claim_run_dir(const std::string& cluster_name);
-void remove_run_dir(const RunDir& dir) noexcept;
+/// `keep_logs` leaves <run dir>/logs for whoever looks for the reason; the next claim sweeps it away.
+void remove_run_dir(const RunDir& dir, bool keep_logs = false) noexcept;
 
 Status write_record(const ClusterRecord& record);
 /// `name_or_path`: a cluster's name, a run directory, or empty for the only one that runs. kClusterNotFound lists those

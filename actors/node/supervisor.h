@@ -3,9 +3,13 @@
 //   SV-1  At most one process per actor name is alive; its incarnation is larger than every one before.
 //   SV-2  Each start ends in exactly one ActorExited.
 //   SV-3  More than `max` restarts within `window` end the restarts of that actor ("failed"), with the last cause.
-//   SV-4  Stop ends everything: devices first, then the coordinator; SIGTERM, then SIGKILL after the grace time.
+//   SV-4  Stop ends everything: devices first, then the coordinator; SIGTERM, then SIGKILL after the grace time. Devices have
+//         four fifths of it, so that the coordinator has its turn and all is over within the whole.
+//
+// The coordinator is supervised like a device but for its policy: its end is the end of the cluster (Finished, failed).
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <variant>
@@ -28,13 +32,17 @@ struct SupervisorOptions {
   std::uint64_t seed = 1;  ///< of the backoff's jitter (20 %)
 };
 
+/// The coordinator's name; its incarnation is the cluster's epoch.
+constexpr const char* kCoordinatorName = "coordinator";
+
 class Supervisor {
  public:
   struct Start {};
   struct Spawned { ActorId who; std::int64_t pid = 0; };
-  struct SpawnFailed { ActorId who; Error error; };
+  struct SpawnFailed { ActorId who; Error error; };               ///< tried again only where the machine was short of something
   struct Exited { ActorId who; ActorExited report; };            ///< restart_in_ms is filled in by step()
   struct Stop { bool force = false; };                            ///< force: SIGKILL at once
+  /// Not charged to the budget. A failed or stopped actor is started anew where `restart`. Incarnation 0: the current one.
   struct StopOne { ActorId who; bool kill = false; bool restart = true; };
   struct Tick {};
   using Event = std::variant<Start, Spawned, SpawnFailed, Exited, Stop, StopOne, Tick>;

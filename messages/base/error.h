@@ -103,6 +103,8 @@ struct Error {
 
   /// One or more lines for a person: "unknown_operator [E301]: … (cpu0#1, aten::ad.Tensor, node 3)\n  hint: …".
   std::string to_string() const;
+
+  bool operator==(const Error& other) const;
 };
 
 template <class T>

@@ -49,7 +49,7 @@ struct std::hash<callboard::ActorId> {
 };
 template <>
 struct std::hash<callboard::ContentHash> {
-  std::size_t operator()(const callboard::ContentHash& hash) const noexcept {
-    return std::hash<std::string>()(hash.bytes);
+  std::size_t operator()(const callboard::ContentHash& content) const noexcept {
+    return std::hash<std::string>()(content.bytes);
   }
 };

@@ -1,0 +1,494 @@
+#include "actors/client/client_core.h"
+
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <random>
+#include <utility>
+
+#include "messages/base/check.h"
+#include "messages/base/log.h"
+#include "messages/limits.h"
+
+namespace callboard::actors {
+namespace {
+
+/// What the coordinator wrote before it ended is read first.
+constexpr Duration kDrainAfterEnd = std::chrono::milliseconds(10);
+/// The coordinator forgets a client that beat once and is silent for long (a killed one cannot say Bye).
+constexpr Duration kBeatInterval = std::chrono::seconds(5);
+/// Beyond the session's own word: the loop thread may be late.
+constexpr Duration kLoopMargin = std::chrono::seconds(1);
+
+template <class... F>
+struct Overloaded : F... {
+  using F::operator()...;
+};
+template <class... F>
+Overloaded(F...) -> Overloaded<F...>;
+
+/// One context for all clients of the process, as long as there are any.
+std::shared_ptr<Messenger> shared_messenger() {
+  static std::mutex mutex;
+  static std::weak_ptr<Messenger> current;
+  std::lock_guard lock(mutex);
+  std::shared_ptr<Messenger> messenger = current.lock();
+  if (!messenger) {
+    messenger = Messenger::create();
+    current = messenger;
+  }
+  return messenger;
+}
+
+/// Unique over processes, their forks, and the clients of one process.
+ActorId new_client_id() {
+  std::random_device random;
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string name = "client-" + std::to_string(::getpid()) + "-";
+  for (int i = 0; i < 8; ++i) name += kDigits[random() % 16];
+  return {std::move(name), 1};
+}
+
+Error closed_error() {
+  return Error(ErrorCode::kCancelled, "the client is closed", "connect again");
+}
+
+void block_signals() {
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+}
+
+}  // namespace
+
+struct ClientCore::Order {
+  std::shared_ptr<FutureState> future;
+  std::shared_ptr<const ProgramInfo> program;
+  PackedInputs inputs;
+  std::vector<std::optional<std::int64_t>> known;
+  TimePoint deadline;
+};
+
+ClientCore::ClientCore(ClusterRecord record, Client::Options options)
+    : record_(std::move(record)),
+      options_(std::move(options)),
+      self_(new_client_id()),
+      pid_(::getpid()),
+      messenger_(shared_messenger()),
+      loop_(Loop::create()),
+      session_(Session::create()) {}
+
+ClientCore::~ClientCore() {
+  CALLBOARD_CHECK(!thread_.joinable(), "close() joined the thread before the last owner went");
+}
+
+Result<std::shared_ptr<ClientCore>> ClientCore::start(ClusterRecord record, Client::Options options) {
+  std::shared_ptr<ClientCore> core(new ClientCore(std::move(record), std::move(options)));
+  Status status = core->connect();
+  if (!status) {
+    core->close();
+    return fail(std::move(status).error());
+  }
+  return core;
+}
+
+Status ClientCore::connect() {
+  const TimePoint until = after(after(Clock::now(), options_.connect_timeout), kLoopMargin);
+  thread_ = std::thread([this] { run_on_loop_thread(); });
+  CALLBOARD_TRY(wait_interruptibly(connected_, until, options_.interrupted));
+  if (!connected_.is_set()) {
+    return fail(ErrorCode::kCoordinatorLost, "the coordinator of cluster '" + record_.name + "' at " +
+                record_.coordinator_endpoint + " did not answer in time", "see `callboard status` and `callboard logs`");
+  }
+  CALLBOARD_TRY(connected_.value());
+  CALLBOARD_ASSIGN(std::unique_ptr<ClientMemory> opened,
+                   ClientMemory::connect({record_.memory_socket, self_, options_.memory_limit}));
+  const std::shared_ptr<ClientMemory> memory = std::move(opened);
+  std::lock_guard lock(mutex_);
+  memory_ = memory;
+  return post_locked([this, memory] {
+    loop_memory_ = memory;
+    loop_->watch(memory->node_gone_fd(), [this] {
+      loop_->unwatch(loop_memory_->node_gone_fd());
+      lose_on_loop(Error(ErrorCode::kCoordinatorLost, "the node actor (process " + std::to_string(record_.node_pid) +
+                         ") of cluster '" + record_.name + "' ended, and the cluster with it",
+                         "start it again with `callboard up`; its logs are in " + record_.run_dir + "/logs"));
+    });
+  });
+}
+
+void ClientCore::close() {
+  if (::getpid() != pid_) {
+    // A forked child has neither the thread nor the right to the sockets: leave everything as the parent knows it.
+    static_cast<void>(new std::shared_ptr<ClientCore>(shared_from_this()));
+    return;
+  }
+  CALLBOARD_CHECK(!loop_->on_loop_thread(), "a client cannot be closed from its own callbacks");
+  std::shared_ptr<ClientMemory> memory;
+  {
+    std::lock_guard lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    memory = std::move(memory_);
+    const bool posted = loop_->post([this] {
+      teardown_on_loop();
+      loop_->stop();
+    });
+    if (!posted) loop_->stop();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+Status ClientCore::check_usable() const {
+  if (::getpid() != pid_) {
+    return fail(ErrorCode::kEnvironment, "this client belongs to process " + std::to_string(pid_) +
+                " and cannot be used in the child that was forked from it", "connect in the child");
+  }
+  if (closed_) return fail(closed_error());
+  return {};
+}
+
+Status ClientCore::post_locked(std::function<void()> task) {
+  CALLBOARD_TRY(check_usable());
+  if (loop_->post(std::move(task))) return {};
+  return fail(ErrorCode::kOverloaded, "the client's mailbox is full", "submit more slowly");
+}
+
+Result<std::shared_ptr<ClientMemory>> ClientCore::memory() const {
+  std::lock_guard lock(mutex_);
+  CALLBOARD_TRY(check_usable());
+  return memory_;
+}
+
+Result<std::shared_ptr<Future>> ClientCore::submit(std::shared_ptr<const ProgramInfo> program, PackedInputs inputs,
+                                                   std::vector<std::optional<std::int64_t>> known, TimePoint deadline) {
+  if (in_flight_.fetch_add(1) >= limits::kRequestsPerClientMax) {
+    in_flight_.fetch_sub(1);
+    return fail(ErrorCode::kOverloaded, "this client has " + std::to_string(limits::kRequestsPerClientMax) +
+                " requests in flight already", "wait for some of their futures before you submit more");
+  }
+  auto order = std::make_shared<Order>();
+  const std::weak_ptr<ClientCore> weak = weak_from_this();
+  order->future = std::make_shared<FutureState>(
+      after(deadline, Session::kGiveUpAfter + kLoopMargin), [weak](std::shared_ptr<FutureState> future) {
+        const auto core = weak.lock();
+        if (!core) return;
+        std::lock_guard lock(core->mutex_);
+        ClientCore* raw = core.get();
+        // A refused post means that the client is closed, which ends the future anyway.
+        static_cast<void>(core->post_locked(
+            [raw, future] { raw->apply_on_loop(raw->session_->cancel(future->request)); }));
+      });
+  std::shared_ptr<Future> future = order->future;
+  order->program = std::move(program);
+  order->inputs = std::move(inputs);
+  order->known = std::move(known);
+  order->deadline = deadline;
+  Status posted;
+  {
+    std::lock_guard lock(mutex_);
+    posted = post_locked([this, order] { submit_on_loop(*order); });
+  }
+  if (!posted) {
+    in_flight_.fetch_sub(1);
+    return fail(std::move(posted).error());
+  }
+  return future;
+}
+
+Result<Message> ClientCore::ask(Message question, TimePoint deadline) {
+  auto answer = std::make_shared<Question>();
+  auto message = std::make_shared<Message>(std::move(question));
+  {
+    std::lock_guard lock(mutex_);
+    CALLBOARD_TRY(post_locked([this, answer, message, deadline] {
+      const RequestSeq request = session_->next_request();
+      questions_[request] = answer;
+      apply_on_loop(session_->ask(std::move(*message), request, deadline));
+    }));
+  }
+  const TimePoint until = after(deadline, Session::kGiveUpAfter + kLoopMargin);
+  CALLBOARD_TRY(wait_interruptibly(*answer, until, options_.interrupted));
+  if (!answer->is_set()) return fail(ErrorCode::kDeadlineExceeded, "the coordinator did not answer in time");
+  return answer->value();
+}
+
+void ClientCore::set_event_callback(std::function<void(const ActorEvent&)> callback) {
+  std::lock_guard lock(mutex_);
+  on_event_ = std::move(callback);
+}
+
+void ClientCore::add_program_user(const ContentHash& program, const std::vector<ContentHash>& constants) {
+  std::lock_guard lock(mutex_);
+  ++program_users_[program];
+  for (const auto& hash : constants) ++constant_users_[hash];
+}
+
+void ClientCore::drop_program_user(const ContentHash& program, const std::vector<ContentHash>& constants, bool unload) {
+  // Posted under the lock, so that a load of the same program that begins now is sent after the unload.
+  std::lock_guard lock(mutex_);
+  const auto user = program_users_.find(program);
+  if (user != program_users_.end() && --user->second == 0) {
+    program_users_.erase(user);
+    if (unload) {
+      static_cast<void>(post_locked([this, program] {
+        apply_on_loop(session_->ask(UnloadProgram{0, program}, session_->next_request(), kNever));
+      }));
+    }
+  }
+  std::vector<ContentHash> unused;
+  for (const auto& hash : constants) {
+    const auto found = constant_users_.find(hash);
+    if (found == constant_users_.end() || --found->second > 0) continue;
+    constant_users_.erase(found);
+    unused.push_back(hash);
+  }
+  if (!unused.empty() && memory_ && check_usable()) memory_->lane().release_constants(std::move(unused));
+}
+
+// -- loop thread ------------------------------------------------------------------------------------------------------------
+
+void ClientCore::run_on_loop_thread() {
+  block_signals();
+  Status opened = open_line_on_loop();
+  if (!opened) {
+    connected_.set(std::move(opened));
+    return;
+  }
+  loop_->run();
+  teardown_on_loop();
+}
+
+Status ClientCore::open_line_on_loop() {
+  CALLBOARD_TRY(watch_coordinator_on_loop());
+  Line::Options options;
+  options.hello.role = Role::kClient;
+  options.hello.who = self_;
+  options.hello.cluster = record_.name;
+  options.hello.build = CALLBOARD_VERSION;
+  options.hello.pid = pid_;
+  options.hello.description = "{}";
+  options.endpoint = record_.coordinator_endpoint;
+  options.connect_timeout = options_.connect_timeout;
+  Line::Events events;
+  events.welcome = [this](const Welcome&) { connected_.set({}); };
+  events.message = [this](Message message) {
+    apply_on_loop(session_->step(Session::FromCoordinator{std::move(message)}, Clock::now()));
+  };
+  events.lost = [this](const Error& why) { lose_on_loop(why); };
+  CALLBOARD_ASSIGN(line_, Line::connect(*loop_, *messenger_, std::move(options), std::move(events)));
+  loop_->in(kBeatInterval, [this] { beat_on_loop(); });
+  return {};
+}
+
+void ClientCore::beat_on_loop() {
+  if (torn_down_ || lost_) return;
+  Beat beat;
+  beat.count = ++beats_;
+  // One that cannot go now says no less than the next one.
+  static_cast<void>(line_->send_once(beat));
+  loop_->in(kBeatInterval, [this] { beat_on_loop(); });
+}
+
+Status ClientCore::watch_coordinator_on_loop() {
+  if (record_.coordinator_pid <= 0) return {};
+  coordinator_pidfd_.reset(static_cast<int>(::syscall(SYS_pidfd_open, record_.coordinator_pid, 0)));
+  if (coordinator_pidfd_) {
+    loop_->watch(coordinator_pidfd_.get(), [this] { coordinator_ended_on_loop(); });
+    return {};
+  }
+  if (errno == ESRCH) {
+    return fail(ErrorCode::kCoordinatorLost, "the coordinator (process " + std::to_string(record_.coordinator_pid) +
+                ") of cluster '" + record_.name + "' is not running",
+                "it may be restarting: try again; its logs are in " + record_.run_dir + "/logs");
+  }
+  log::warning("pidfd_failed", std::string("the coordinator's end will be noticed later: ") + std::strerror(errno));
+  return {};
+}
+
+void ClientCore::coordinator_ended_on_loop() {
+  loop_->unwatch(coordinator_pidfd_.get());
+  loop_->in(kDrainAfterEnd, [this] {
+    lose_on_loop(Error(ErrorCode::kCoordinatorLost, "the coordinator (process " + std::to_string(record_.coordinator_pid) +
+                       ") of cluster '" + record_.name + "' ended",
+                       "connect again once `callboard status` shows the cluster; its logs are in " + record_.run_dir + "/logs"));
+  });
+}
+
+void ClientCore::lose_on_loop(Error why) {
+  connected_.set(fail(why));
+  lost_ = true;
+  apply_on_loop(session_->step(Session::Lost{std::move(why)}, Clock::now()));
+}
+
+void ClientCore::teardown_on_loop() {
+  if (torn_down_) return;
+  torn_down_ = true;
+  apply_on_loop(session_->step(Session::Lost{closed_error()}, Clock::now()));
+  if (timer_ != 0) loop_->cancel(timer_);
+  line_.reset();
+  if (loop_memory_) loop_->unwatch(loop_memory_->node_gone_fd());
+  if (coordinator_pidfd_) loop_->unwatch(coordinator_pidfd_.get());
+  loop_memory_.reset();
+}
+
+void ClientCore::submit_on_loop(Order& order) {
+  const RequestSeq request = session_->next_request();
+  order.future->request = request;
+  Submit message;
+  message.request = request;
+  message.program = order.program->id;
+  message.inputs = std::move(order.inputs.values);
+  message.symbols = std::move(order.inputs.symbols);
+  requests_.emplace(request, Pending{std::move(order.future), std::move(order.program), std::move(order.known),
+                                     std::move(order.inputs.holds)});
+  apply_on_loop(session_->submit(std::move(message), order.deadline, Clock::now()));
+}
+
+void ClientCore::apply_on_loop(Session::Actions actions) {
+  for (auto& action : actions) {
+    std::visit(Overloaded{
+                   [this](Session::SendOut& send) { send_on_loop(std::move(send.message)); },
+                   [this](Session::Completed& done) { complete_on_loop(done.request, std::move(done.outcome)); },
+                   [this](Session::Answered& answered) { answer_on_loop(std::move(answered)); },
+                   [this](Session::InputsFree& free) {
+                     if (requests_.erase(free.request) > 0) in_flight_.fetch_sub(1);
+                   },
+                   [this](Session::Notify& notify) {
+                     std::function<void(const ActorEvent&)> callback;
+                     {
+                       std::lock_guard lock(mutex_);
+                       callback = on_event_;
+                     }
+                     if (callback) callback(notify.event);
+                   },
+                   [this](Session::Discard& discard) { discard_on_loop(discard.values); },
+               },
+               action);
+  }
+  arm_timer_on_loop();
+}
+
+/// What could not be sent ends as if the coordinator had refused it.
+void ClientCore::send_on_loop(Message message) {
+  Status sent = line_ ? line_->send(message) : fail(closed_error());
+  if (sent) return;
+  Message refusal = Bye{};
+  if (const auto* submit = std::get_if<Submit>(&message)) {
+    Outcome outcome;
+    outcome.request = submit->request;
+    outcome.status = OutcomeStatus::kFailed;
+    outcome.error = std::move(sent).error();
+    refusal = std::move(outcome);
+  } else if (const auto* load = std::get_if<LoadProgram>(&message)) {
+    refusal = ProgramLoaded{load->request, std::move(sent).error(), {}, {}};
+  } else if (const auto* operation = std::get_if<Operation>(&message)) {
+    refusal = OperationResult{operation->request, std::move(sent).error(), {}};
+  } else {
+    log::debug("not_sent", std::string(message_name(message)) + ": " + sent.error().message);
+    return;
+  }
+  apply_on_loop(session_->step(Session::FromCoordinator{std::move(refusal)}, Clock::now()));
+}
+
+void ClientCore::complete_on_loop(RequestSeq request, Outcome outcome) {
+  const auto found = requests_.find(request);
+  if (found == requests_.end()) return discard_on_loop(outcome.outputs);
+  const std::shared_ptr<FutureState> future = std::move(found->second.future);
+  // Nobody can get hold of a future that only we have.
+  if (!future || (future.use_count() == 1 && !future->has_callbacks())) return discard_on_loop(outcome.outputs);
+  future->set(result_on_loop(found->second, std::move(outcome)));
+}
+
+FutureValue ClientCore::result_on_loop(const Pending& pending, Outcome outcome) {
+  if (outcome.status != OutcomeStatus::kOk) {
+    discard_on_loop(outcome.outputs);
+    if (outcome.error) return fail(std::move(*outcome.error));
+    return fail(ErrorCode::kInternal, "the coordinator ended the request without a result and without a reason");
+  }
+  auto result = std::make_shared<RequestResult>();
+  result->state_version = outcome.state_version;
+  const auto& outputs = pending.program->graph.outputs;
+  const auto wanted = static_cast<std::size_t>(std::count_if(outputs.begin(), outputs.end(), [](const auto& output) {
+    return std::holds_alternative<ArgValue>(output.source);
+  }));
+  if (wanted != outcome.outputs.size()) {
+    discard_on_loop(outcome.outputs);
+    return fail(ErrorCode::kInternal, "the coordinator sent " + std::to_string(outcome.outputs.size()) + " results, program '" +
+                pending.program->graph.name + "' has " + std::to_string(wanted));
+  }
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    ClientValue value;
+    if (std::holds_alternative<ArgValue>(outputs[i].source)) {
+      WireValue& wire = outcome.outputs[next++];
+      if (auto* handle = std::get_if<TensorHandle>(&wire)) {
+        auto opened = loop_memory_->open(std::move(*handle));
+        if (!opened) {
+          discard_on_loop({outcome.outputs.begin() + static_cast<std::ptrdiff_t>(next), outcome.outputs.end()});
+          Error error = std::move(opened).error();
+          error.message = "output '" + outputs[i].name + "': " + error.message;
+          return fail(std::move(error));
+        }
+        value = std::move(*opened);
+      } else {
+        std::visit(Overloaded{[](TensorHandle&) {}, [&](auto& plain) { value = plain; }}, wire);
+      }
+    } else if (pending.known[i]) {
+      value = *pending.known[i];
+    } else {
+      std::visit(Overloaded{[&](bool plain) { value = plain; }, [&](std::int64_t plain) { value = plain; },
+                            [&](double plain) { value = plain; }, [](const auto&) {}},
+                 outputs[i].source);
+    }
+    result->outputs.push_back(std::move(value));
+  }
+  return result;
+}
+
+void ClientCore::answer_on_loop(Session::Answered answered) {
+  auto* loaded = std::get_if<ProgramLoaded>(&answered.message);
+  if (answered.late) {
+    // A program that came when its caller had given up: away with it, unless another caller has it.
+    if (loaded == nullptr || loaded->error) return;
+    std::lock_guard lock(mutex_);
+    if (program_users_.count(loaded->program) != 0) return;
+    send_on_loop(UnloadProgram{session_->next_request(), loaded->program});
+    return;
+  }
+  const auto found = questions_.find(answered.request);
+  if (found == questions_.end()) return;
+  const std::shared_ptr<Question> question = std::move(found->second);
+  questions_.erase(found);
+  if (loaded != nullptr && loaded->error) {
+    question->set(fail(std::move(*loaded->error)));
+  } else if (auto* result = std::get_if<OperationResult>(&answered.message); result != nullptr && result->error) {
+    question->set(fail(std::move(*result->error)));
+  } else {
+    question->set(std::move(answered.message));
+  }
+}
+
+void ClientCore::discard_on_loop(const std::vector<WireValue>& values) {
+  if (!loop_memory_) return;
+  for (const auto& value : values) loop_memory_->release(value);
+}
+
+void ClientCore::arm_timer_on_loop() {
+  const TimePoint next = session_->next_tick();
+  // A timer that comes too early does no harm: it only looks. So a later deadline leaves the armed one alone.
+  if (torn_down_ || next >= timer_at_) return;
+  if (timer_ != 0) loop_->cancel(timer_);
+  timer_at_ = next;
+  timer_ = loop_->at(next, [this] {
+    timer_ = 0;
+    timer_at_ = kNever;
+    apply_on_loop(session_->step(Session::Tick{}, Clock::now()));
+  });
+}
+
+}  // namespace callboard::actors

@@ -1,0 +1,149 @@
+#include "actors/client/input_pack.h"
+
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "messages/graph_check.h"
+#include "messages/limits.h"
+
+namespace callboard::actors {
+namespace {
+
+/// The bytes of a tensor that its elements can touch: from its first element to the end of its last.
+struct Touched {
+  std::uint64_t start = 0;
+  std::uint64_t bytes = 0;
+};
+
+struct Describe {
+  InputDescription operator()(std::monostate) const { return {ValueKind::kNone, {}, 0}; }
+  InputDescription operator()(const TensorRef& tensor) const { return {ValueKind::kTensor, tensor.meta, 0}; }
+  InputDescription operator()(std::int64_t value) const { return {ValueKind::kInt, {}, value}; }
+  InputDescription operator()(double) const { return {ValueKind::kFloat, {}, 0}; }
+  InputDescription operator()(bool value) const { return {ValueKind::kBool, {}, value ? 1 : 0}; }
+};
+
+/// Everything but a tensor travels as it is.
+struct PlainValue {
+  WireValue operator()(const TensorRef&) const { return std::monostate(); }
+  template <class T>
+  WireValue operator()(const T& value) const { return value; }
+};
+
+Status check_count(const ProgramGraph& graph, std::size_t given) {
+  const std::size_t wanted = graph.inputs.size();
+  if (given == wanted) return {};
+  std::string message = "program '" + graph.name + "' takes " + std::to_string(wanted) + " inputs, " + std::to_string(given) +
+                        (given == 1 ? " was given" : " were given");
+  if (given < wanted) message += "; the first that is missing is '" + graph.inputs[given].name + "'";
+  return fail(ErrorCode::kBadInput, std::move(message));
+}
+
+Result<Touched> touched(const std::string& name, const TensorRef& tensor) {
+  const auto bad = [&](const std::string& what) {
+    return fail(ErrorCode::kBadInput, "input '" + name + "', " + tensor.meta.to_string() + ": " + what);
+  };
+  auto extent = tensor.meta.extent_bytes();
+  if (!extent) return bad(extent.error().message);
+  if (*extent > tensor.bytes) {
+    return bad("its elements reach to byte " + std::to_string(*extent) + ", its memory has " + std::to_string(tensor.bytes));
+  }
+  if (*extent == 0) return Touched{};
+  if (tensor.data == nullptr) return bad("it has no memory");
+  const std::uint64_t start = static_cast<std::uint64_t>(tensor.meta.storage_offset) * dtype_size(tensor.meta.dtype);
+  return Touched{start, *extent - start};
+}
+
+class Packer {
+ public:
+  Packer(ClientMemory& memory, PackedInputs& packed) : memory_(memory), packed_(packed) {}
+
+  Result<TensorHandle> pack(const std::string& name, const TensorRef& tensor) {
+    CALLBOARD_ASSIGN(const Touched part, touched(name, tensor));
+    TensorHandle handle;
+    handle.meta = tensor.meta;
+    if (part.bytes <= limits::kInlineBytesMax && inline_bytes_ + part.bytes <= kInlineBytesPerRequestMax) {
+      inline_bytes_ += part.bytes;
+      InlineBytes bytes;
+      if (part.bytes > 0) bytes.bytes.assign(reinterpret_cast<const char*>(tensor.data + part.start), part.bytes);
+      handle.meta.storage_offset = 0;
+      handle.data = std::move(bytes);
+      return handle;
+    }
+    if (auto block = memory_.find(tensor.data)) {
+      packed_.holds.push_back(tensor.keep);
+      handle.data = std::move(*block);
+      return handle;
+    }
+    handle.meta.storage_offset = 0;
+    auto copied = copy(tensor.data + part.start, part.bytes);
+    if (!copied) {
+      Error error = std::move(copied).error();
+      error.message = "input '" + name + "', " + tensor.meta.to_string() + ", cannot be put into shared memory: " + error.message;
+      return fail(std::move(error));
+    }
+    handle.data = std::move(*copied);
+    return handle;
+  }
+
+ private:
+  struct Copy {
+    const std::byte* from;
+    std::uint64_t bytes;
+    ArenaBlock block;
+  };
+
+  Result<ArenaBlock> copy(const std::byte* from, std::uint64_t bytes) {
+    // The same memory given twice is copied once.
+    for (const auto& earlier : copies_) {
+      if (earlier.from == from && earlier.bytes == bytes) return earlier.block;
+    }
+    CALLBOARD_ASSIGN(std::shared_ptr<void> to, memory_.allocate(bytes));
+    std::memcpy(to.get(), from, bytes);
+    auto block = memory_.find(to.get());
+    if (!block) return fail(ErrorCode::kInternal, "the arena does not know the block that it gave");
+    packed_.holds.push_back(std::move(to));
+    copies_.push_back({from, bytes, *block});
+    return std::move(*block);
+  }
+
+  ClientMemory& memory_;
+  PackedInputs& packed_;
+  std::size_t inline_bytes_ = 0;
+  std::vector<Copy> copies_;
+};
+
+}  // namespace
+
+std::vector<ValueSpec> input_specs(const ProgramGraph& graph) {
+  std::vector<ValueSpec> specs;
+  for (const auto& input : graph.inputs) {
+    specs.push_back(graph.values[input.value]);
+    specs.back().name = input.name;
+  }
+  return specs;
+}
+
+Result<PackedInputs> pack_inputs(const ProgramGraph& graph, std::span<const ValueSpec> specs,
+                                 std::span<const ClientValue> inputs, ClientMemory& memory) {
+  CALLBOARD_TRY(check_count(graph, inputs.size()));
+  std::vector<InputDescription> descriptions;
+  descriptions.reserve(inputs.size());
+  for (const auto& input : inputs) descriptions.push_back(std::visit(Describe{}, input));
+  PackedInputs packed;
+  CALLBOARD_ASSIGN(packed.symbols, bind_symbols(graph.symbols, specs, descriptions));
+  packed.values.reserve(inputs.size());
+  Packer packer(memory, packed);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    if (const auto* tensor = std::get_if<TensorRef>(&inputs[i])) {
+      CALLBOARD_ASSIGN(TensorHandle handle, packer.pack(specs[i].name, *tensor));
+      packed.values.emplace_back(std::move(handle));
+    } else {
+      packed.values.push_back(std::visit(PlainValue{}, inputs[i]));
+    }
+  }
+  return packed;
+}
+
+}  // namespace callboard::actors

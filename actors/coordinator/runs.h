@@ -1,0 +1,114 @@
+// Requests on their way: accepted, sent to devices, gathered, ended once. Pure.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "actors/coordinator/members.h"
+#include "actors/coordinator/programs.h"
+
+namespace callboard::actors {
+
+// from      to        when                                              what goes out
+// waiting   running   its devices are ready, have room, and no earlier  RunFragment to each fragment's device
+//                     request of its client waits for one of them
+// waiting   gone      cancel, deadline, device failed, client lost      Outcome (quiesced)
+// running   gone      the last fragment finished without error          Outcome kOk (quiesced)
+// running   ending    first error, cancel, deadline, device lost        Outcome (not quiesced), CancelRun to the others
+// running   gone      the same, and no device is left that might read   Outcome (quiesced)
+// ending    gone      the last device has answered or its process ended Quiesced
+enum class RunPhase : std::uint8_t { kWaiting, kRunning, kEnding };
+
+/// One fragment of a run at its device.
+enum class SlotState : std::uint8_t {
+  kPending,   ///< sent, not answered
+  kFinished,  ///< answered
+  kCutOff,    ///< its device's link is lost: no answer will come, but the process may still read
+  kEnded,     ///< its device's process ended
+};
+
+struct RunSlot {
+  ActorId sent_to;
+  SlotState state = SlotState::kPending;
+  std::vector<WireValue> outputs;
+};
+
+struct Run {
+  RunId id = 0;
+  Attempt attempt = 1;
+  ActorId client;
+  RequestSeq request = 0;
+  Program* program = nullptr;  ///< kept by its run count
+  RunPhase phase = RunPhase::kWaiting;
+  std::vector<WireValue> inputs;       ///< until they are sent
+  std::vector<std::int64_t> symbols;
+  TimePoint accepted;
+  TimePoint deadline = kNever;
+  std::vector<RunSlot> slots;          ///< parallel to the program's fragments, once sent
+  std::uint64_t state_version = 0;
+  /// An error that is likely to follow from a device's death which is not reported yet: it waits for the root cause.
+  std::optional<Error> suspicion;
+};
+
+class Runs {
+ public:
+  Runs(CoreContext& context, Members& members, Programs& programs)
+      : context_(context), members_(members), programs_(programs) {}
+
+  void submit(const ActorId& client, Submit order, TimePoint now);
+  void cancel(const ActorId& client, RequestSeq request);
+  void finished(const ActorId& from, FragmentFinished report, TimePoint now);
+  /// CO-2. `loss.ended` also frees what this incarnation was still reading.
+  void device_lost(const DeviceLoss& loss);
+  void client_lost(const Client& client);
+  /// Everything that has not been sent ends: the cluster stops.
+  void refuse_waiting(const Error& why);
+  /// A RunFragment or Outcome that could not be sent.
+  void run_refused(const ActorId& device, const RunFragment& order, Error why, TimePoint now);
+  void outcome_refused(const ActorId& client, const Outcome& outcome, Error why);
+
+  void on_time(TimePoint now);
+  /// Starts what can be started: in turn by client, in order of submission within a client (CO-4).
+  void start_waiting(TimePoint now);
+  TimePoint next_due() const;
+
+  const std::map<RunId, Run>& all() const { return runs_; }
+  std::size_t waiting() const;
+
+ private:
+  /// The waiting requests of one client, by program: requests for one program use the same devices, so only the first of
+  /// each can start.
+  using Queues = std::map<const Program*, std::deque<RunId>>;
+
+  std::optional<Error> objection(const Client& client, const Program* program, const Submit& order) const;
+  void reject(const ActorId& client, RequestSeq request, Error error);
+  bool start_one(Queues& queues, TimePoint now);
+  bool has_room(const Program& program) const;
+  void send(Run& run, TimePoint now);
+  void complete(Run& run);
+  /// The one place where an Outcome other than kOk leaves.
+  void end(RunId id, OutcomeStatus status, Error error);
+  void quiesce_if_done(RunId id);
+  void erase(RunId id);
+  void remove_waiting(const Run& run);
+  void drop_values(const std::vector<WireValue>& values);
+  void count(OutcomeStatus status);
+  std::string waiting_text(const Run& run) const;
+  std::string running_text(const Run& run) const;
+
+  CoreContext& context_;
+  Members& members_;
+  Programs& programs_;
+  std::map<RunId, Run> runs_;
+  std::map<ActorId, Queues> waiting_;
+  ActorId last_served_;
+  std::set<std::pair<TimePoint, RunId>> deadlines_;   // of waiting and running ones
+  std::set<std::pair<TimePoint, RunId>> suspicions_;
+  RunId next_run_ = 1;
+};
+
+}  // namespace callboard::actors

@@ -1,0 +1,353 @@
+#include "actors/core/transport.h"
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "actors/core/channel.h"
+#include "actors/core/socket.h"
+#include "messages/base/log.h"
+#include "messages/codec.h"
+#include "messages/limits.h"
+
+namespace callboard::actors {
+namespace {
+
+constexpr std::size_t kDrainMax = 1'024;  // frames taken from one socket before the others have their turn
+
+class ZmqHub final : public Hub {
+ public:
+  ZmqHub(Loop& loop, Messenger& messenger, Options options, Events events)
+      : loop_(loop), options_(std::move(options)), events_(std::make_shared<const Events>(std::move(events))),
+        socket_(messenger, options_.send_high_water), alarm_(loop, [this] { on_alarm(); }) {}
+  ~ZmqHub() override;
+
+  Status open();
+  Status send(const ActorId& to, const Message& message) override;
+  Status send_once(const ActorId& to, const Message& message) override;
+  void forget(const ActorId& peer) override;
+  Counters counters() const override;
+
+ private:
+  struct Peer {
+    ActorId id;
+    std::string routing;
+    std::int64_t pid = 0;
+    Channel channel;
+    bool gone = false;  // for who holds it across a callback
+  };
+  using PeerPtr = std::shared_ptr<Peer>;
+  /// What is known of a name: its newest incarnation, and whether that one has ended.
+  struct Known {
+    Incarnation newest = 0;
+    bool ended = false;
+  };
+  struct TextHash {
+    using is_transparent = void;
+    std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+  };
+
+  auto putter(const Peer& peer) {
+    return [this, &peer](const Frame& frame) { return put(peer.routing, frame); };
+  }
+  bool put(std::string_view routing, const Frame& frame);
+  void on_ready();
+  void on_frame(std::string_view routing, std::string_view bytes);
+  void on_undecodable(std::string_view routing, std::string_view bytes, const Error& why);
+  void on_packet(const PeerPtr& peer, Packet packet);
+  void on_stranger(std::string_view routing, const Packet& packet);
+  void on_hello(std::string_view routing, const Hello& hello);
+  Status check_hello(std::string_view routing, const Hello& hello) const;
+  Status check_incarnation(const ActorId& who) const;
+  void replace_older(const ActorId& who);
+  void remember(const ActorId& who, bool ended);
+  void welcome(Peer& peer);
+  void refuse(std::string_view routing, Error why);
+  void remove(const PeerPtr& peer);
+  void lose(const PeerPtr& peer, Error why);
+  void on_alarm();
+  Error unknown(const ActorId& who) const;
+  bool put_unnumbered(std::string_view routing, const Message& message);
+
+  Loop& loop_;
+  Options options_;
+  std::shared_ptr<const Events> events_;  // shared, so that a callback may destroy this object
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);
+  Socket socket_;
+  std::unordered_map<std::string, PeerPtr, TextHash, std::equal_to<>> peers_;  // by routing id
+  std::unordered_map<std::string, Known> known_;                                // by name
+  std::deque<std::string> known_order_;
+  Counters counters_;  // resent and duplicates: of peers that are gone
+  Alarm alarm_;
+};
+
+ZmqHub::~ZmqHub() {
+  if (socket_.native() == nullptr) return;
+  loop_.unwatch_socket(socket_.native());
+  for (const auto& [routing, peer] : peers_) {
+    if (peer->channel.open) put_unnumbered(routing, Bye{"the other side ended"});
+  }
+}
+
+Status ZmqHub::open() {
+  CALLBOARD_TRY(socket_.bind(options_.endpoint));
+  loop_.watch_socket(socket_.native(), [this] { on_ready(); });
+  return {};
+}
+
+bool ZmqHub::put(std::string_view routing, const Frame& frame) {
+  if (!socket_.put_to(routing, frame)) return false;
+  ++counters_.frames_out;
+  return true;
+}
+
+bool ZmqHub::put_unnumbered(std::string_view routing, const Message& message) {
+  auto bytes = encode_packet(Envelope{options_.epoch, options_.self, 0, 0}, message);
+  return bytes && put(routing, std::make_shared<const std::string>(std::move(*bytes)));
+}
+
+Error ZmqHub::unknown(const ActorId& who) const {
+  return Error(ErrorCode::kUnknownPeer, who.to_string() + " is not connected to " + options_.self.to_string());
+}
+
+Status ZmqHub::send(const ActorId& to, const Message& message) {
+  const auto found = peers_.find(to.to_string());
+  if (found == peers_.end()) return fail(unknown(to));
+  Peer& peer = *found->second;
+  const TimePoint now = Clock::now();
+  CALLBOARD_ASSIGN(Frame frame, peer.channel.link.send(message, now));
+  peer.channel.send(std::move(frame), now, putter(peer));
+  alarm_.no_later_than(peer.channel.next_due());
+  return {};
+}
+
+Status ZmqHub::send_once(const ActorId& to, const Message& message) {
+  const auto found = peers_.find(to.to_string());
+  if (found == peers_.end()) return fail(unknown(to));
+  Peer& peer = *found->second;
+  CALLBOARD_ASSIGN(Frame frame, peer.channel.link.send_once(message));
+  if (peer.channel.send_once(frame, putter(peer))) return {};
+  return fail(ErrorCode::kOverloaded, to.to_string() + " takes nothing at the moment");
+}
+
+void ZmqHub::forget(const ActorId& who) {
+  remember(who, true);
+  const auto found = peers_.find(who.to_string());
+  if (found != peers_.end()) remove(PeerPtr(found->second));
+}
+
+Hub::Counters ZmqHub::counters() const {
+  Counters sum = counters_;
+  for (const auto& [routing, peer] : peers_) {
+    sum.resent += peer->channel.link.counters().resent;
+    sum.duplicates += peer->channel.link.counters().duplicates;
+  }
+  return sum;
+}
+
+void ZmqHub::on_ready() {
+  const std::weak_ptr<int> alive = alive_;
+  for (std::size_t count = 0; count < kDrainMax; ++count) {
+    const Socket::Got got = socket_.receive();
+    if (got == Socket::Got::kNothing) break;
+    ++counters_.frames_in;
+    if (got == Socket::Got::kMalformed) {
+      ++counters_.refused_frames;
+      continue;
+    }
+    on_frame(socket_.routing(), socket_.frame());
+    if (alive.expired()) return;
+  }
+  // The descriptor also tells that a full peer takes frames again.
+  const TimePoint now = Clock::now();
+  for (const auto& [routing, peer] : peers_) {
+    if (peer->channel.retry_at == kNever) continue;
+    peer->channel.flush(now, putter(*peer));
+    alarm_.no_later_than(peer->channel.next_due());
+  }
+}
+
+void ZmqHub::on_frame(std::string_view routing, std::string_view bytes) {
+  Result<Packet> packet = decode_packet(bytes);
+  if (!packet) return on_undecodable(routing, bytes, packet.error());
+  const auto found = peers_.find(routing);
+  if (found == peers_.end()) return on_stranger(routing, *packet);
+  const PeerPtr peer = found->second;
+  const Envelope& envelope = packet->envelope;
+  if (envelope.sender != peer->id || (envelope.epoch != 0 && envelope.epoch != options_.epoch)) {
+    ++counters_.refused_frames;
+    return;
+  }
+  if (const auto* hello = std::get_if<Hello>(&packet->message)) return on_hello(routing, *hello);
+  on_packet(peer, std::move(*packet));
+}
+
+void ZmqHub::on_undecodable(std::string_view routing, std::string_view bytes, const Error& why) {
+  const bool foreign = why.code == ErrorCode::kVersionMismatch && decode_foreign_hello(bytes).has_value();
+  if (foreign) return refuse(routing, why);
+  ++counters_.refused_frames;
+  log::debug("frame_refused", why.message);
+}
+
+void ZmqHub::on_packet(const PeerPtr& peer, Packet packet) {
+  const auto events = events_;
+  const std::weak_ptr<int> alive = alive_;
+  Link::Received received = peer->channel.link.receive(std::move(packet), Clock::now());
+  for (Message& message : received.messages) {
+    if (const auto* bye = std::get_if<Bye>(&message)) {
+      return lose(peer, Error(ErrorCode::kPeerLost, peer->id.to_string() + " said goodbye: " + bye->reason));
+    }
+    if (std::holds_alternative<Welcome>(message) || std::holds_alternative<Refused>(message)) continue;
+    if (events->message) events->message(peer->id, std::move(message));
+    if (alive.expired() || peer->gone) return;
+  }
+  alarm_.no_later_than(peer->channel.next_due());
+}
+
+void ZmqHub::on_stranger(std::string_view routing, const Packet& packet) {
+  const bool honest = packet.envelope.sender.to_string() == routing;
+  if (const auto* hello = std::get_if<Hello>(&packet.message); hello != nullptr && honest) {
+    return on_hello(routing, *hello);
+  }
+  if (!honest || std::holds_alternative<Bye>(packet.message) || std::holds_alternative<Ack>(packet.message)) {
+    ++counters_.refused_frames;
+    return;
+  }
+  // Somebody who does not know yet that he was given up: he must learn it, or he would resend for a minute.
+  const Status fresh = check_incarnation(packet.envelope.sender);
+  refuse(routing, fresh ? Error(ErrorCode::kUnknownPeer, std::string(routing) + " has said no hello") : fresh.error());
+}
+
+Status ZmqHub::check_hello(std::string_view routing, const Hello& hello) const {
+  if (hello.who.to_string() != routing || hello.who.name.empty() || routing.size() > kRoutingIdMax) {
+    return fail(ErrorCode::kMalformed, "the hello of '" + hello.who.to_string() + "' came from another address");
+  }
+  if (hello.cluster != options_.cluster) {
+    return fail(ErrorCode::kClusterNotFound,
+                hello.who.to_string() + " looks for cluster '" + hello.cluster + "'; this is '" + options_.cluster + "'",
+                "check the cluster's name and its run directory");
+  }
+  return check_incarnation(hello.who);
+}
+
+Status ZmqHub::check_incarnation(const ActorId& who) const {
+  const auto known = known_.find(who.name);
+  if (known == known_.end()) return {};
+  const auto [newest, ended] = known->second;
+  if (who.incarnation > newest || (who.incarnation == newest && !ended)) return {};
+  const std::string of = who.name + "#" + std::to_string(newest);
+  return fail(ErrorCode::kStaleIncarnation,
+              who.to_string() + (who.incarnation == newest ? " was given up" : " is older than " + of + ", which came after it"),
+              "this process must end; its place was given away");
+}
+
+void ZmqHub::on_hello(std::string_view routing, const Hello& hello) {
+  if (const Status good = check_hello(routing, hello); !good) return refuse(routing, good.error());
+  if (const auto found = peers_.find(routing); found != peers_.end()) {
+    // The same peer asks again: its Welcome is late. Another process under the same identity is nobody we know.
+    if (found->second->pid == hello.pid) return welcome(*found->second);
+    return refuse(routing, Error(ErrorCode::kStaleIncarnation, hello.who.to_string() + " is connected already"));
+  }
+  const std::string key(routing);  // the frame that it points into does not outlive the callbacks' sends
+  const auto events = events_;
+  const std::weak_ptr<int> alive = alive_;
+  replace_older(hello.who);
+  if (alive.expired()) return;
+  if (peers_.size() >= options_.peers_max) {
+    return refuse(key, Error(ErrorCode::kOverloaded,
+                             options_.self.to_string() + " has its " + std::to_string(options_.peers_max) + " peers already"));
+  }
+  auto peer = std::make_shared<Peer>(Peer{hello.who, key, hello.pid, Channel{Link(options_.self, hello.who, options_.link)}});
+  peer->channel.link.set_epoch(options_.epoch);
+  peers_.emplace(key, peer);
+  const Status admitted = events->hello ? events->hello(hello) : Status();
+  if (alive.expired() || peer->gone) return;
+  if (!admitted) {
+    remove(peer);
+    return refuse(key, admitted.error());
+  }
+  remember(hello.who, false);
+  welcome(*peer);
+}
+
+void ZmqHub::replace_older(const ActorId& who) {
+  const auto older = std::find_if(peers_.begin(), peers_.end(),
+                                  [&](const auto& entry) { return entry.second->id.name == who.name; });
+  if (older == peers_.end()) return;
+  lose(PeerPtr(older->second),
+       Error(ErrorCode::kStaleIncarnation, older->second->id.to_string() + " was replaced by " + who.to_string()));
+}
+
+void ZmqHub::remember(const ActorId& who, bool ended) {
+  auto [known, fresh] = known_.try_emplace(who.name, Known{who.incarnation, ended});
+  if (!fresh && who.incarnation >= known->second.newest) known->second = {who.incarnation, ended};
+  if (!fresh) return;
+  known_order_.push_back(who.name);
+  while (known_order_.size() > std::max(limits::kHubPeersRememberedMax, 2 * options_.peers_max)) {
+    const std::string oldest = std::move(known_order_.front());
+    known_order_.pop_front();
+    // Who is connected stays known; there are at most peers_max of those, so this ends.
+    const Known entry = known_.at(oldest);
+    if (peers_.contains(ActorId{oldest, entry.newest}.to_string())) {
+      known_order_.push_back(oldest);
+    } else {
+      known_.erase(oldest);
+    }
+  }
+}
+
+void ZmqHub::welcome(Peer& peer) {
+  peer.channel.open = put_unnumbered(peer.routing, Welcome{options_.epoch, options_.self}) || peer.channel.open;
+  // A Welcome that was not taken is asked for again by the peer's next Hello.
+  peer.channel.flush(Clock::now(), putter(peer));
+  alarm_.no_later_than(peer.channel.next_due());
+}
+
+void ZmqHub::refuse(std::string_view routing, Error why) {
+  ++counters_.refused_frames;
+  log::info("peer_refused", why.message);
+  put_unnumbered(routing, Refused{std::move(why)});  // at once or not at all: nothing is kept for strangers
+}
+
+void ZmqHub::remove(const PeerPtr& peer) {
+  peer->gone = true;
+  counters_.resent += peer->channel.link.counters().resent;
+  counters_.duplicates += peer->channel.link.counters().duplicates;
+  peers_.erase(peer->routing);
+}
+
+void ZmqHub::lose(const PeerPtr& peer, Error why) {
+  const auto events = events_;
+  remember(peer->id, true);
+  remove(peer);
+  if (events->lost) events->lost(peer->id, why);
+}
+
+void ZmqHub::on_alarm() {
+  const std::weak_ptr<int> alive = alive_;
+  const TimePoint now = Clock::now();
+  std::vector<PeerPtr> lost;
+  for (const auto& [routing, peer] : peers_) {
+    if (!peer->channel.on_time(now, putter(*peer))) lost.push_back(peer);
+    alarm_.no_later_than(std::max(now, peer->channel.next_due()));
+  }
+  for (const PeerPtr& peer : lost) {
+    if (peer->gone) continue;
+    lose(peer, Error(ErrorCode::kPeerLost, peer->id.to_string() + " has not acknowledged a message for too long"));
+    if (alive.expired()) return;
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Hub>> Hub::bind(Loop& loop, Messenger& messenger, Options options, Events events) {
+  auto hub = std::make_unique<ZmqHub>(loop, messenger, std::move(options), std::move(events));
+  CALLBOARD_TRY(hub->open());
+  return hub;
+}
+
+}  // namespace callboard::actors

@@ -1,0 +1,191 @@
+#include "actors/core/unix_socket.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace callboard::actors {
+
+namespace {
+
+constexpr std::size_t kPassedFdsMax = 4;  // one is ever sent; more of them are seen, refused and closed
+constexpr timeval kConnectWait{.tv_sec = 2, .tv_usec = 0};
+
+Error socket_error(ErrorCode code, const char* what, const std::string& path, int error) {
+  return Error(code, std::string("memory lane ") + path + ": " + what + ": " + std::strerror(error),
+               error == EMFILE ? "raise the limit of open files (ulimit -n)" : "");
+}
+
+Result<sockaddr_un> address_of(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof address.sun_path) {
+    return fail(ErrorCode::kEnvironment,
+                "memory lane " + path + ": a socket's path must have 1 to " +
+                    std::to_string(sizeof address.sun_path - 1) + " bytes, this one has " + std::to_string(path.size()),
+                "choose a shorter run directory (CALLBOARD_RUN_DIR)");
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+Result<UniqueFd> new_socket(const std::string& path, int flags) {
+  UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0));
+  if (socket) return socket;
+  const ErrorCode code = errno == EMFILE || errno == ENFILE ? ErrorCode::kResourceExhausted : ErrorCode::kEnvironment;
+  return fail(socket_error(code, "socket", path, errno));
+}
+
+/// Whoever may write the folder may put another socket in our place.
+Status check_folder(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
+  struct stat info {};
+  if (::stat(folder.c_str(), &info) != 0) {
+    return fail(socket_error(ErrorCode::kEnvironment, "its folder cannot be read", path, errno));
+  }
+  if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return fail(ErrorCode::kPermission, "memory lane " + path + ": its folder must belong to this user and be writable by "
+                                            "nobody else", "chmod 0700 " + folder);
+  }
+  return {};
+}
+
+/// Removes a socket that nobody listens on any more.
+Status clear_path(const std::string& path, const sockaddr_un& address) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) return {};
+  if (!S_ISSOCK(info.st_mode)) {
+    return fail(ErrorCode::kAddressInUse, "memory lane " + path + ": a file that is no socket lies there");
+  }
+  CALLBOARD_ASSIGN(const UniqueFd probe, new_socket(path, SOCK_NONBLOCK));
+  if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 || errno == EAGAIN) {
+    return fail(ErrorCode::kAddressInUse, "memory lane " + path + ": another process listens there");
+  }
+  if (errno != ECONNREFUSED) return fail(socket_error(ErrorCode::kAddressInUse, "probing it", path, errno));
+  ::unlink(path.c_str());
+  return {};
+}
+
+}  // namespace
+
+Result<UniqueFd> listen_seqpacket(const std::string& path, int backlog) {
+  CALLBOARD_ASSIGN(const sockaddr_un address, address_of(path));
+  CALLBOARD_TRY(check_folder(path));
+  CALLBOARD_TRY(clear_path(path, address));
+  CALLBOARD_ASSIGN(UniqueFd socket, new_socket(path, SOCK_NONBLOCK));
+  // On Linux the file gets the socket's mode, so that there is no moment at which others could connect.
+  if (::fchmod(socket.get(), 0600) != 0) return fail(socket_error(ErrorCode::kEnvironment, "chmod", path, errno));
+  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    const ErrorCode code = errno == EADDRINUSE               ? ErrorCode::kAddressInUse
+                           : errno == EACCES || errno == EPERM ? ErrorCode::kPermission
+                                                               : ErrorCode::kEnvironment;
+    return fail(socket_error(code, "bind", path, errno));
+  }
+  if (::listen(socket.get(), backlog) != 0) return fail(socket_error(ErrorCode::kEnvironment, "listen", path, errno));
+  return socket;
+}
+
+Result<UniqueFd> connect_seqpacket(const std::string& path) {
+  CALLBOARD_ASSIGN(const sockaddr_un address, address_of(path));
+  CALLBOARD_ASSIGN(UniqueFd socket, new_socket(path, 0));
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait, sizeof kConnectWait);
+  int outcome = 0;
+  do {
+    outcome = ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  } while (outcome != 0 && errno == EINTR);
+  if (outcome != 0) {
+    const ErrorCode code = errno == EACCES || errno == EPERM ? ErrorCode::kPermission : ErrorCode::kPeerLost;
+    Error error = socket_error(code, "connect", path, errno);
+    if (error.hint.empty()) error.hint = "is the node actor running?";
+    return fail(std::move(error));
+  }
+  if (::fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0) {
+    return fail(socket_error(ErrorCode::kEnvironment, "fcntl", path, errno));
+  }
+  return socket;
+}
+
+Result<uid_t> peer_uid(int socket) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
+    return fail(ErrorCode::kPermission, std::string("memory lane: the peer's user is not known: ") + std::strerror(errno));
+  }
+  return credentials.uid;
+}
+
+void enlarge_buffers(int socket) noexcept {
+  constexpr int kBytes = 8 * static_cast<int>(kLanePacketBytesMax);  // the system cuts it to what it allows
+  ::setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &kBytes, sizeof kBytes);
+  ::setsockopt(socket, SOL_SOCKET, SO_RCVBUF, &kBytes, sizeof kBytes);
+}
+
+SocketOutcome send_packet(int socket, std::string_view bytes, int passed_fd) noexcept {
+  if (bytes.size() > kLanePacketBytesMax) return SocketOutcome::kTooLong;
+  iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (passed_fd >= 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &passed_fd, sizeof passed_fd);
+  }
+  for (;;) {
+    if (::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return SocketOutcome::kDone;
+    if (errno == EINTR) continue;
+    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) return SocketOutcome::kWouldBlock;
+    if (errno == EMSGSIZE) return SocketOutcome::kTooLong;
+    if (errno == ETOOMANYREFS || errno == EMFILE) return SocketOutcome::kNoDescriptors;
+    return SocketOutcome::kClosed;
+  }
+}
+
+SocketOutcome receive_packet(int socket, ReceivedPacket& packet) {
+  packet = {};
+  packet.bytes.resize(kLanePacketBytesMax);
+  iovec part{packet.bytes.data(), packet.bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kPassedFdsMax * sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t length = 0;
+  do {
+    length = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (length < 0 && errno == EINTR);
+  if (length < 0) {
+    packet.bytes.clear();
+    return errno == EAGAIN || errno == EWOULDBLOCK ? SocketOutcome::kWouldBlock : SocketOutcome::kClosed;
+  }
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
+      packet.fds.emplace_back(fd);
+    }
+  }
+  packet.fds_lost = (message.msg_flags & MSG_CTRUNC) != 0;
+  packet.bytes.resize(static_cast<std::size_t>(length));
+  if (length == 0) return SocketOutcome::kClosed;
+  return (message.msg_flags & MSG_TRUNC) != 0 ? SocketOutcome::kTooLong : SocketOutcome::kDone;
+}
+
+}  // namespace callboard::actors

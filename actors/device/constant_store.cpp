@@ -1,0 +1,75 @@
+#include "actors/device/constant_store.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace callboard::actors {
+
+struct ConstantStore::Mapping {
+  std::byte* data = nullptr;
+  std::uint64_t bytes = 0;
+  Mapping() = default;
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  ~Mapping() {
+    if (data != nullptr) ::munmap(data, bytes);
+  }
+};
+
+Result<std::shared_ptr<ConstantStore::Mapping>> ConstantStore::map_segment(SegmentId segment,
+                                                                            std::uint64_t segment_bytes, UniqueFd fd) {
+  std::lock_guard lock(mutex_);
+  if (auto known = mappings_[segment].lock()) return known;
+  struct stat info = {};
+  if (::fstat(fd.get(), &info) != 0 || static_cast<std::uint64_t>(info.st_size) < segment_bytes || segment_bytes == 0) {
+    return fail(ErrorCode::kMalformed, "the segment of constants " + std::to_string(segment) + " is shorter than " +
+                                           std::to_string(segment_bytes) + " bytes");
+  }
+  // Private and writable, so that a kernel that writes where it should not changes this process's view only.
+  void* data = ::mmap(nullptr, segment_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd.get(), 0);
+  if (data == MAP_FAILED) {
+    return fail(ErrorCode::kResourceExhausted, "cannot map " + std::to_string(segment_bytes) + " bytes of constants: " +
+                                                   std::strerror(errno));
+  }
+  auto mapping = std::make_shared<Mapping>();
+  mapping->data = static_cast<std::byte*>(data);
+  mapping->bytes = segment_bytes;
+  mappings_[segment] = mapping;
+  return mapping;
+}
+
+Result<kernels::ConstantStorage> ConstantStore::open(const ContentHash& hash, std::uint64_t bytes) {
+  CALLBOARD_ASSIGN(MemoryLane::OpenedConstant opened, lane_.open_constant(hash));
+  const ConstantSpan& span = opened.span;
+  if (span.bytes != bytes || span.offset > opened.segment_bytes || bytes > opened.segment_bytes - span.offset) {
+    lane_.release_constants({hash});
+    return fail(ErrorCode::kMalformed, "constant " + hash.hex().substr(0, 12) + " has " + std::to_string(span.bytes) +
+                                           " bytes at " + std::to_string(span.offset) + " of a segment of " +
+                                           std::to_string(opened.segment_bytes) + "; " + std::to_string(bytes) +
+                                           " bytes were expected");
+  }
+  auto mapping = map_segment(opened.segment, opened.segment_bytes, std::move(opened.fd));
+  if (!mapping) {
+    lane_.release_constants({hash});
+    return fail(std::move(mapping).error());
+  }
+  struct Use {
+    MemoryLane& lane;
+    ContentHash hash;
+    std::shared_ptr<Mapping> mapping;
+    Use(MemoryLane& l, ContentHash h, std::shared_ptr<Mapping> m) : lane(l), hash(std::move(h)), mapping(std::move(m)) {}
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    ~Use() { lane.release_constants({hash}); }
+  };
+  kernels::ConstantStorage storage;
+  storage.data = (*mapping)->data + span.offset;
+  storage.bytes = bytes;
+  storage.keep = std::make_shared<Use>(lane_, hash, std::move(*mapping));
+  return storage;
+}
+
+}  // namespace callboard::actors

@@ -1,0 +1,466 @@
+#include "actors/device/device_actor.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "actors/core/loop.h"
+#include "actors/core/memory_lane.h"
+#include "actors/core/run_dir.h"
+#include "actors/core/transport.h"
+#include "actors/device/constant_store.h"
+#include "actors/device/device_core.h"
+#include "kernels/runtime.h"
+#include "messages/base/check.h"
+
+namespace callboard::actors {
+namespace {
+
+constexpr Duration kTrimInterval = std::chrono::seconds(2);
+constexpr Duration kResendInterval = std::chrono::milliseconds(5);
+
+/// Owned by run_device; everything but the constructor, start_memory() and request_stop() runs on the loop's thread.
+class DeviceActor {
+ public:
+  DeviceActor(const DeviceProcessOptions& options, const config::DeviceConfig& device)
+      : options_(options), device_(device), self_{options.name, options.incarnation}, loop_(Loop::create()) {
+    DeviceCoreOptions core;
+    core.self = self_;
+    core_ = DeviceCore::create(core);
+  }
+
+  ~DeviceActor() {
+    peers_.clear();
+    coordinator_.reset();
+    hub_.reset();
+    runtime_.reset();  // joins the streams: nothing calls back after this
+    segments_.reset();
+    constants_.reset();
+    lane_.reset();
+  }
+
+  /// Arena and allocator first, before anything of ATen has allocated.
+  Status start_memory();
+  Status start_runtime();
+  /// Binds, connects and runs until the loop is stopped. True after an orderly stop.
+  bool run();
+  void request_stop() { loop_->stop(); }
+
+ private:
+  Status connect();
+  void step(DeviceCore::Event event);
+  void drain_events();
+  void act(DeviceCore::Action action);
+  void send_coordinator(Message message);
+  void flush_coordinator();
+  void send_peer(const PeerAddress& peer, const Message& message);
+  void run_order(kernels::RunOrder order);
+  void answer(const DeviceQuery& query);
+  Result<std::string> answer_text(const DeviceQuery& query);
+  void arm_tick();
+  void beat();
+  void trim();
+  std::string description() const;
+  std::string endpoint_path() const { return options_.run_dir + "/" + self_.name + "." + std::to_string(self_.incarnation); }
+
+  const DeviceProcessOptions options_;
+  const config::DeviceConfig device_;
+  const ActorId self_;
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<Messenger> messenger_;
+  std::unique_ptr<DeviceCore> core_;
+  kernels::Arena* arena_ = nullptr;  // lives as long as the process
+  std::unique_ptr<MemoryLane> lane_;
+  std::unique_ptr<ConstantStore> constants_;
+  std::unique_ptr<kernels::SegmentMap> segments_;
+  std::unique_ptr<kernels::DeviceRuntime> runtime_;
+  std::unique_ptr<Hub> hub_;
+  std::unique_ptr<Line> coordinator_;
+  std::map<ActorId, std::unique_ptr<Line>> peers_;
+  std::deque<Message> backlog_;            // for the coordinator, when its link's window is full
+  std::deque<DeviceCore::Event> events_;   // not yet stepped; an action may add one
+  bool stepping_ = false;
+  TimerId tick_ = 0;
+  TimePoint tick_at_ = kNever;
+  std::uint64_t beats_ = 0;
+  bool failed_ = false;
+};
+
+Status DeviceActor::start_memory() {
+  kernels::ArenaOptions arena;
+  arena.owner = self_;
+  arena.memory_limit = device_.memory_limit;
+  kernels::SegmentObserver observer;
+  observer.added = [this](SegmentId segment, UniqueFd fd, std::uint64_t bytes) -> Status {
+    if (!lane_) return fail(ErrorCode::kNotReady, "the memory lane is not connected yet");
+    return lane_->add_segment(segment, std::move(fd), bytes);
+  };
+  observer.dropped = [this](SegmentId segment) {
+    if (lane_) lane_->drop_segment(segment);
+  };
+  CALLBOARD_ASSIGN(arena_, kernels::Arena::create(std::move(arena), std::move(observer)));
+  kernels::install_arena_allocator(arena_);
+
+  MemoryLane::Events events;
+  events.holder_gone = [this](const ActorId& holder) { arena_->holder_gone(holder); };
+  events.lease_released = [this](LeaseId lease) { arena_->release(lease); };
+  events.owner_gone = [this](const ActorId& owner) {
+    if (!segments_) return;
+    segments_->drop_owner(owner);
+    lane_->report_held(owner, segments_->held_segments(owner));
+  };
+  events.node_gone = [this] {
+    log::error("node_gone", "the node actor ended; so does this device");
+    loop_->stop();
+  };
+  CALLBOARD_ASSIGN(lane_, MemoryLane::connect(options_.run_dir + "/memory.sock", Role::kDevice, self_, std::move(events)));
+  constants_ = std::make_unique<ConstantStore>(*lane_);
+  segments_ = kernels::SegmentMap::create(
+      [this](const ActorId& owner, SegmentId segment) { return lane_->open_segment(owner, segment); },
+      [this](const ActorId& owner, LeaseId lease) {
+        if (lease != 0) lane_->release(owner, lease);
+      });
+  return {};
+}
+
+Status DeviceActor::start_runtime() {
+  kernels::RuntimeOptions runtime;
+  runtime.self = self_;
+  runtime.kind = device_.kind;
+  runtime.threads = device_.threads;
+  runtime.memory_limit = device_.memory_limit;
+  runtime.check_outputs = options_.config.checks.outputs;
+  runtime.nan_check = options_.config.checks.nan;
+  runtime.trace = options_.config.tracing.enabled;
+  CALLBOARD_ASSIGN(runtime_, kernels::create_device_runtime(
+                                 std::move(runtime), arena_, segments_.get(),
+                                 [this](const ContentHash& hash, std::uint64_t bytes) { return constants_->open(hash, bytes); }));
+  return {};
+}
+
+Status DeviceActor::connect() {
+  messenger_ = Messenger::create();
+  CALLBOARD_ASSIGN(const std::string endpoint, ipc_endpoint(endpoint_path()));
+  Hub::Options hub;
+  hub.self = self_;
+  hub.endpoint = endpoint;
+  hub.cluster = options_.config.name;
+  Hub::Events hub_events;
+  hub_events.hello = [](const Hello& hello) -> Status {
+    if (hello.role == Role::kDevice) return {};
+    return fail(ErrorCode::kUnexpectedMessage, "a device actor talks to devices here, not to a " +
+                                                   std::string(role_name(hello.role)));
+  };
+  hub_events.message = [this](const ActorId& from, Message message) {
+    step(DeviceCore::FromPeer{from, std::move(message)});
+  };
+  hub_events.lost = [this](const ActorId& peer, const Error&) { step(DeviceCore::PeerGone{peer}); };
+  CALLBOARD_ASSIGN(hub_, Hub::bind(*loop_, *messenger_, std::move(hub), std::move(hub_events)));
+
+  CALLBOARD_ASSIGN(const std::string coordinator, ipc_endpoint(options_.run_dir + "/coordinator.sock"));
+  Line::Options line;
+  line.hello.role = Role::kDevice;
+  line.hello.who = self_;
+  line.hello.cluster = options_.config.name;
+  line.hello.pid = ::getpid();
+  line.hello.endpoint = endpoint;
+  line.hello.description = description();
+  line.endpoint = coordinator;
+  line.connect_timeout = options_.config.limits.start_timeout;
+  Line::Events events;
+  events.welcome = [this](const Welcome& welcome) {
+    log::info("ready", "epoch=" + std::to_string(welcome.epoch));
+    step(DeviceCore::FromCoordinator{welcome});
+  };
+  events.message = [this](Message message) { step(DeviceCore::FromCoordinator{std::move(message)}); };
+  events.lost = [this](const Error& why) {
+    log::error("coordinator_lost", why.to_string());
+    failed_ = true;
+    loop_->stop();
+  };
+  CALLBOARD_ASSIGN(coordinator_, Line::connect(*loop_, *messenger_, std::move(line), std::move(events)));
+  return {};
+}
+
+bool DeviceActor::run() {
+  bool ok = false;
+  std::thread thread([this, &ok] {
+    ::pthread_setname_np(::pthread_self(), "device/loop");
+    if (Status connected = connect(); !connected) {
+      log::error("start_failed", connected.error().to_string());
+    } else {
+      loop_->in(options_.config.heartbeat.interval, [this] { beat(); });
+      loop_->in(kTrimInterval, [this] { trim(); });
+      loop_->run();
+      ok = !failed_;
+    }
+    peers_.clear();
+    coordinator_.reset();
+    hub_.reset();
+    ::kill(::getpid(), SIGTERM);  // wakes the main thread's sigwait
+  });
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, SIGTERM);
+  int signal = 0;
+  while (::sigwait(&signals, &signal) != 0) {
+  }
+  loop_->stop();
+  thread.join();
+  return ok;
+}
+
+void DeviceActor::step(DeviceCore::Event event) {
+  events_.push_back(std::move(event));
+  if (stepping_) return;
+  stepping_ = true;
+  drain_events();
+  stepping_ = false;
+  arm_tick();
+}
+
+void DeviceActor::drain_events() {
+  while (!events_.empty()) {
+    DeviceCore::Event event = std::move(events_.front());
+    events_.pop_front();
+    for (DeviceCore::Action& action : core_->step(std::move(event), Clock::now())) act(std::move(action));
+  }
+}
+
+void DeviceActor::act(DeviceCore::Action action) {
+  if (auto* send = std::get_if<DeviceCore::SendCoordinator>(&action)) {
+    send_coordinator(std::move(send->message));
+  } else if (auto* peer = std::get_if<DeviceCore::SendPeer>(&action)) {
+    send_peer(peer->peer, peer->message);
+  } else if (auto* run = std::get_if<DeviceCore::Run>(&action)) {
+    run_order(std::move(run->order));
+  } else if (auto* load = std::get_if<DeviceCore::Load>(&action)) {
+    const ContentHash program = load->fragment.program;
+    const std::uint32_t fragment = load->fragment.index;
+    auto done = [this, program, fragment](Result<kernels::LoadedInfo> info) {
+      loop_->post([this, program, fragment, info = std::move(info)]() mutable {
+        step(DeviceCore::Loaded{program, fragment, std::move(info)});
+      });
+    };
+    if (Status status = runtime_->load(std::move(load->fragment), std::move(done)); !status) {
+      step(DeviceCore::Loaded{program, fragment, fail(std::move(status).error())});
+    }
+  } else if (auto* unload = std::get_if<DeviceCore::Unload>(&action)) {
+    runtime_->unload(unload->program);
+  } else if (auto* cancel = std::get_if<DeviceCore::Cancel>(&action)) {
+    runtime_->cancel(cancel->run, cancel->reason);
+  } else if (auto* release = std::get_if<DeviceCore::Release>(&action)) {
+    const auto& block = std::get<ArenaBlock>(std::get<TensorHandle>(release->value).data);
+    lane_->release(block.owner, block.lease);
+  } else if (auto* own = std::get_if<DeviceCore::ReleaseOwn>(&action)) {
+    for (LeaseId lease : own->leases) arena_->release(lease);
+  } else if (auto* query = std::get_if<DeviceCore::Query>(&action)) {
+    answer(query->query);
+  } else if (auto* line = std::get_if<DeviceCore::LogLine>(&action)) {
+    log::write(line->level, line->event, line->text);
+  }
+}
+
+void DeviceActor::run_order(kernels::RunOrder order) {
+  const RunId run = order.run;
+  const Attempt attempt = order.attempt;
+  const std::uint32_t fragment = order.fragment;
+  auto done = [this, run, attempt, fragment](kernels::RunResult result) {
+    // The mailbox cannot be full: the core holds at most kRunsPerDeviceMax runs, each of which posts once.
+    auto shared = std::make_shared<kernels::RunResult>(std::move(result));
+    loop_->post([this, run, attempt, fragment, shared] {
+      step(DeviceCore::Finished{run, attempt, fragment, std::move(*shared)});
+    });
+  };
+  if (Status status = runtime_->run(std::move(order), std::move(done)); !status) {
+    kernels::RunResult refused;
+    refused.error = std::move(status).error();
+    step(DeviceCore::Finished{run, attempt, fragment, std::move(refused)});
+  }
+}
+
+void DeviceActor::send_coordinator(Message message) {
+  if (!coordinator_) return;
+  if (backlog_.empty()) {
+    const Status status = coordinator_->send(message);
+    if (status) return;
+    if (status.error().code == ErrorCode::kTooLarge && std::holds_alternative<FragmentFinished>(message)) {
+      // The answer must arrive, if only to say that the result cannot: its handles are the reader's no more.
+      auto& finished = std::get<FragmentFinished>(message);
+      for (const WireValue& value : finished.outputs) {
+        const auto* handle = std::get_if<TensorHandle>(&value);
+        const auto* block = handle == nullptr ? nullptr : std::get_if<ArenaBlock>(&handle->data);
+        if (block != nullptr) arena_->release(block->lease);
+      }
+      finished.outputs.clear();
+      finished.error = status.error();
+    } else if (status.error().code != ErrorCode::kOverloaded) {
+      log::error("send_failed", std::string(message_name(message)) + ": " + status.error().to_string());
+      return;
+    }
+  }
+  backlog_.push_back(std::move(message));
+  if (backlog_.size() == 1) loop_->in(kResendInterval, [this] { flush_coordinator(); });
+}
+
+void DeviceActor::flush_coordinator() {
+  while (!backlog_.empty() && coordinator_ && coordinator_->send(backlog_.front())) backlog_.pop_front();
+  if (!backlog_.empty()) loop_->in(kResendInterval, [this] { flush_coordinator(); });
+}
+
+void DeviceActor::send_peer(const PeerAddress& peer, const Message& message) {
+  auto& line = peers_[peer.who];
+  if (!line) {
+    Line::Options options;
+    options.hello.role = Role::kDevice;
+    options.hello.who = self_;
+    options.hello.cluster = options_.config.name;
+    options.hello.pid = ::getpid();
+    options.endpoint = peer.endpoint;
+    Line::Events events;
+    events.message = [this, who = peer.who](Message answer) { step(DeviceCore::FromPeer{who, std::move(answer)}); };
+    events.lost = [this, who = peer.who](const Error& why) {
+      log::warning("peer_lost", who.to_string() + ": " + why.to_string());
+      loop_->post([this, who] { peers_.erase(who); });
+      step(DeviceCore::PeerGone{who});
+    };
+    auto connected = Line::connect(*loop_, *messenger_, std::move(options), std::move(events));
+    if (!connected) {
+      log::error("peer_unreachable", peer.who.to_string() + ": " + connected.error().to_string());
+      peers_.erase(peer.who);
+      return;
+    }
+    line = std::move(*connected);
+  }
+  // On a full window the consumer's deadline ends the run with its cause; the link's loss is reported by itself.
+  if (Status status = line->send(message); !status) {
+    log::error("edge_not_sent", peer.who.to_string() + ": " + status.error().to_string());
+    if (const auto* edge = std::get_if<EdgeValues>(&message)) {
+      for (const auto& [id, value] : edge->values) {
+        const auto* handle = std::get_if<TensorHandle>(&value);
+        const auto* block = handle == nullptr ? nullptr : std::get_if<ArenaBlock>(&handle->data);
+        if (block != nullptr) arena_->release(block->lease);
+      }
+    }
+  }
+}
+
+void DeviceActor::answer(const DeviceQuery& query) {
+  DeviceReply reply;
+  reply.query = query.query;
+  Result<std::string> text = answer_text(query);
+  if (text) {
+    reply.result = std::move(*text);
+  } else {
+    reply.error = std::move(text).error();
+    reply.error->actor = self_.to_string();
+  }
+  send_coordinator(std::move(reply));
+}
+
+Result<std::string> DeviceActor::answer_text(const DeviceQuery& query) {
+  const auto arguments = nlohmann::json::parse(query.arguments.empty() ? "{}" : query.arguments, nullptr, false);
+  if (!arguments.is_object()) {
+    return fail(ErrorCode::kMalformed, "the arguments of device query '" + query.name + "' are not a JSON object");
+  }
+  nlohmann::json result = nlohmann::json::object();
+  if (query.name == "trace") {
+    if (arguments.contains("on")) {
+      if (!arguments["on"].is_boolean()) return fail(ErrorCode::kMalformed, "'on' of device query 'trace' must be true or false");
+      runtime_->set_trace(arguments["on"].get<bool>());
+    }
+    if (arguments.value("take", false)) result["events"] = nlohmann::json::parse(runtime_->take_trace(), nullptr, false);
+  } else if (query.name == "memory") {
+    const kernels::ArenaStats stats = arena_->stats();
+    result = {{"reserved_bytes", stats.reserved_bytes}, {"resident_bytes", stats.resident_bytes},
+              {"in_use_bytes", stats.in_use_bytes},     {"leased_bytes", stats.leased_bytes},
+              {"peak_bytes", stats.peak_bytes},         {"leases", stats.leases},
+              {"segments", stats.segments},             {"copied_in_bytes", stats.copied_in_bytes},
+              {"mapped_bytes", segments_->mapped_bytes()}};
+  } else if (query.name == "describe") {
+    result = nlohmann::json::parse(runtime_->describe(), nullptr, false);
+  } else {
+    return fail(ErrorCode::kUsage, "there is no device query '" + query.name + "'", "known: describe, memory, trace");
+  }
+  return result.dump();
+}
+
+void DeviceActor::arm_tick() {
+  const TimePoint next = core_->next_tick();
+  if (next == tick_at_) return;
+  if (tick_ != 0) loop_->cancel(tick_);
+  tick_ = 0;
+  tick_at_ = next;
+  if (next == kNever) return;
+  tick_ = loop_->at(next, [this] {
+    tick_ = 0;
+    tick_at_ = kNever;
+    step(DeviceCore::Tick{});
+  });
+}
+
+void DeviceActor::beat() {
+  const kernels::DeviceRuntime::Load load = runtime_->load_now();
+  Beat beat;
+  beat.count = ++beats_;
+  beat.finished = load.finished;
+  beat.queued = load.queued;
+  beat.running = load.running;
+  beat.memory_bytes = arena_->stats().in_use_bytes;
+  if (coordinator_->connected()) coordinator_->send_once(beat);  // losing one does no harm
+  loop_->in(options_.config.heartbeat.interval, [this] { this->beat(); });
+}
+
+void DeviceActor::trim() {
+  arena_->trim();
+  loop_->in(kTrimInterval, [this] { trim(); });
+}
+
+std::string DeviceActor::description() const {
+  const nlohmann::json text = {{"kind", device_.kind},
+                               {"threads", device_.threads},
+                               {"memory_limit", device_.memory_limit},
+                               {"runtime", nlohmann::json::parse(runtime_->describe(), nullptr, false)}};
+  return text.dump();
+}
+
+}  // namespace
+
+int run_device(const DeviceProcessOptions& options) {
+  const config::DeviceConfig* device = nullptr;
+  for (const config::DeviceConfig& candidate : options.config.devices) {
+    if (candidate.name == options.name) device = &candidate;
+  }
+  if (device == nullptr) {
+    log::error("start_failed", "no device '" + options.name + "' in the cluster file");
+    return 1;
+  }
+  // SIGTERM is taken by sigwait below; a terminal's Ctrl-C is the node actor's business, which ends us in order.
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, SIGTERM);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  ::signal(SIGINT, SIG_IGN);
+  ::signal(SIGPIPE, SIG_IGN);
+
+  DeviceActor actor(options, *device);
+  if (Status memory = actor.start_memory(); !memory) {
+    log::error("start_failed", memory.error().to_string());
+    return 1;
+  }
+  if (Status runtime = actor.start_runtime(); !runtime) {
+    log::error("start_failed", runtime.error().to_string());
+    return 1;
+  }
+  return actor.run() ? 0 : 1;
+}
+
+}  // namespace callboard::actors

@@ -1,0 +1,454 @@
+#include "actors/device/device_core.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "messages/base/check.h"
+
+namespace callboard::actors {
+namespace {
+
+using RunKey = std::pair<RunId, std::uint32_t>;  // run, fragment
+
+constexpr std::size_t kEndedKept = 4'096;  // late edges of this many last runs are recognised at once
+
+bool is_edge(const FragmentInput& input) { return input.source == FragmentInput::Source::kEdge; }
+
+class DeviceCoreImpl final : public DeviceCore {
+ public:
+  explicit DeviceCoreImpl(DeviceCoreOptions options) : options_(std::move(options)) {}
+
+  Actions step(Event event, TimePoint now) override {
+    Actions actions;
+    std::visit([&](auto&& e) { on(std::forward<decltype(e)>(e), now, actions); }, std::move(event));
+    return actions;
+  }
+
+  TimePoint next_tick() const override {
+    TimePoint next = kNever;
+    for (const auto& [key, run] : runs_) {
+      if (!run.started) next = std::min(next, run.deadline);
+    }
+    for (const auto& [key, edge] : early_) next = std::min(next, edge.drop_at);
+    return next;
+  }
+
+ private:
+  struct RunEntry {
+    RunFragment order;
+    TimePoint deadline = kNever;
+    std::map<ValueId, WireValue> edge_values;
+    std::size_t edges_wanted = 0;
+    bool started = false;
+    std::optional<Error> cancelled;
+  };
+  struct EarlyEdges {
+    Attempt attempt = 1;
+    TimePoint drop_at = kNever;
+    std::vector<std::pair<ValueId, WireValue>> values;
+  };
+
+  // -- events ---------------------------------------------------------------------------------------------------------
+
+  void on(FromCoordinator event, TimePoint now, Actions& out) {
+    if (auto* run = std::get_if<RunFragment>(&event.message)) return on_run(std::move(*run), now, out);
+    if (auto* cancel = std::get_if<CancelRun>(&event.message)) return on_cancel(*cancel, out);
+    if (auto* load = std::get_if<LoadFragment>(&event.message)) return on_load(std::move(*load), out);
+    if (auto* unload = std::get_if<UnloadFragments>(&event.message)) return on_unload(unload->program, out);
+    if (auto* moved = std::get_if<PeerMoved>(&event.message)) {
+      peers_[moved->peer.who.name] = std::move(moved->peer);
+      return;
+    }
+    if (auto* query = std::get_if<DeviceQuery>(&event.message)) return out.push_back(Query{std::move(*query)});
+    if (auto* release = std::get_if<ReleaseLeases>(&event.message)) return on_release(*release, out);
+    if (auto* welcome = std::get_if<Welcome>(&event.message)) return on_welcome(*welcome, out);
+    if (std::holds_alternative<Beat>(event.message)) return;
+    unexpected(event.message, "the coordinator", out);
+  }
+
+  void on(FromPeer event, TimePoint now, Actions& out) {
+    if (auto* edge = std::get_if<EdgeValues>(&event.message)) return on_edge(std::move(*edge), now, out);
+    if (auto* release = std::get_if<ReleaseLeases>(&event.message)) return on_release(*release, out);
+    if (std::holds_alternative<Beat>(event.message)) return;
+    unexpected(event.message, event.from.to_string(), out);
+  }
+
+  // Nothing to decide: the coordinator, which has the real cause, cancels the runs; without it their deadlines end them.
+  void on(PeerGone event, TimePoint, Actions& out) {
+    out.push_back(LogLine{log::Level::kInfo, "peer_gone", event.peer.to_string()});
+  }
+
+  void on(Loaded event, TimePoint, Actions& out) {
+    FragmentLoaded answer;
+    answer.program = event.program;
+    answer.fragment = event.fragment;
+    if (event.info) {
+      answer.pure = event.info->pure;
+      answer.random = event.info->random;
+      answer.constant_bytes = event.info->constant_bytes;
+      answer.peak_bytes = event.info->peak_bytes;
+    } else {
+      answer.error = std::move(event.info.error());
+      answer.error->actor = options_.self.to_string();
+    }
+    out.push_back(SendCoordinator{std::move(answer)});
+  }
+
+  void on(Finished event, TimePoint now, Actions& out) {
+    const auto found = runs_.find({event.run, event.fragment});
+    if (found == runs_.end() || found->second.order.attempt != event.attempt) {
+      drop_result(event.result, out);
+      return;
+    }
+    RunEntry entry = std::move(found->second);
+    runs_.erase(found);
+    remember_ended({event.run, event.fragment});
+    if (entry.cancelled) event.result.error = event.result.error ? event.result.error : entry.cancelled;
+    if (!event.result.error) send_edges(entry, event.result, now, out);
+
+    FragmentFinished answer;
+    answer.run = event.run;
+    answer.attempt = event.attempt;
+    answer.fragment = event.fragment;
+    answer.run_ns = event.result.run_ns;
+    if (event.result.error) {
+      drop_result(event.result, out);
+      answer.error = std::move(event.result.error);
+      if (answer.error->actor.empty()) answer.error->actor = options_.self.to_string();
+    } else {
+      answer.outputs = std::move(event.result.to_client);
+      answer.state_version = event.result.state_version;
+    }
+    out.push_back(SendCoordinator{std::move(answer)});
+  }
+
+  void on(Tick, TimePoint now, Actions& out) {
+    std::vector<RunKey> late;
+    for (const auto& [key, run] : runs_) {
+      if (!run.started && run.deadline <= now) late.push_back(key);
+    }
+    for (const RunKey& key : late) {
+      end_waiting(key, Error(ErrorCode::kDeadlineExceeded, waiting_text(key)), out);
+    }
+    for (auto it = early_.begin(); it != early_.end();) {
+      if (it->second.drop_at > now) {
+        ++it;
+        continue;
+      }
+      release_all(it->second.values, out);
+      it = early_.erase(it);
+    }
+  }
+
+  // -- coordinator's orders ---------------------------------------------------------------------------------------------
+
+  void on_welcome(const Welcome& welcome, Actions& out) {
+    if (epoch_ != 0 && epoch_ != welcome.epoch) {
+      // Run numbers start anew with a coordinator: what the old one ordered must not meet them.
+      const Error reason(ErrorCode::kCoordinatorLost, "the coordinator was started again (epoch " +
+                                                          std::to_string(welcome.epoch) + ")");
+      std::set<RunId> all;
+      for (const auto& [key, run] : runs_) all.insert(key.first);
+      for (RunId run : all) on_cancel(CancelRun{run, reason}, out);
+    }
+    epoch_ = welcome.epoch;
+  }
+
+  void on_load(LoadFragment load, Actions& out) {
+    for (PeerAddress& peer : load.peers) peers_[peer.who.name] = std::move(peer);
+    fragments_[load.fragment.program][load.fragment.index] = load.fragment;
+    out.push_back(Load{std::move(load.fragment)});
+  }
+
+  void on_unload(const ContentHash& program, Actions& out) {
+    fragments_.erase(program);
+    std::vector<RunKey> waiting;
+    for (const auto& [key, run] : runs_) {
+      if (!run.started && run.order.program == program) waiting.push_back(key);
+    }
+    for (const RunKey& key : waiting) {
+      end_waiting(key, Error(ErrorCode::kProgramUnknown, "the program was unloaded before the run could start"), out);
+    }
+    out.push_back(Unload{program});
+  }
+
+  void on_run(RunFragment order, TimePoint now, Actions& out) {
+    const RunKey key{order.run, order.fragment};
+    const Fragment* fragment = find_fragment(order.program, order.fragment);
+    if (fragment == nullptr) {
+      return refuse(std::move(order), Error(ErrorCode::kProgramUnknown, "fragment " + std::to_string(key.second) +
+                                                                            " of this program is not loaded here"), out);
+    }
+    if (runs_.size() >= options_.runs_max) {
+      return refuse(std::move(order), Error(ErrorCode::kOverloaded, "this device already holds " +
+                                                                        std::to_string(runs_.size()) + " runs"), out);
+    }
+    std::size_t program_inputs = 0;
+    std::size_t edges = 0;
+    for (const FragmentInput& input : fragment->inputs) ++(is_edge(input) ? edges : program_inputs);
+    if (order.inputs.size() != program_inputs) {
+      return refuse(std::move(order), Error(ErrorCode::kMalformed, "the run brings " + std::to_string(order.inputs.size()) +
+                                                                       " inputs, the fragment takes " +
+                                                                       std::to_string(program_inputs)), out);
+    }
+    if (const auto old = runs_.find(key); old != runs_.end()) {
+      if (old->second.order.attempt >= order.attempt) return release_all(order.inputs, out);  // a repeat
+      return refuse(std::move(order), Error(ErrorCode::kUnexpectedMessage, "an older attempt of this run is still here",
+                                            "cancel a run before its next attempt"), out);
+    }
+    RunEntry entry;
+    entry.deadline = order.deadline_ms > 0 ? after(now, std::chrono::milliseconds(order.deadline_ms)) : kNever;
+    entry.edges_wanted = edges;
+    entry.order = std::move(order);
+    auto& placed = runs_[key] = std::move(entry);
+    if (const auto early = early_.find(key); early != early_.end()) {
+      EarlyEdges edge = std::move(early->second);
+      early_.erase(early);
+      take_values(placed, *fragment, edge.attempt, std::move(edge.values), out);
+    }
+    start_if_ready(key, *fragment, out);
+  }
+
+  void on_cancel(const CancelRun& cancel, Actions& out) {
+    bool running = false;
+    std::vector<RunKey> waiting;
+    for (auto it = runs_.lower_bound({cancel.run, 0}); it != runs_.end() && it->first.first == cancel.run; ++it) {
+      if (it->second.started) {
+        it->second.cancelled = cancel.reason;
+        running = true;
+      } else {
+        waiting.push_back(it->first);
+      }
+    }
+    if (running) out.push_back(Cancel{cancel.run, cancel.reason});
+    for (const RunKey& key : waiting) end_waiting(key, cancel.reason, out);
+    for (auto it = early_.lower_bound({cancel.run, 0}); it != early_.end() && it->first.first == cancel.run;) {
+      release_all(it->second.values, out);
+      remember_ended(it->first);
+      it = early_.erase(it);
+    }
+  }
+
+  void on_release(const ReleaseLeases& release, Actions& out) {
+    if (release.owner != options_.self) {
+      out.push_back(LogLine{log::Level::kWarning, "stale_release", release.owner.to_string()});
+      return;
+    }
+    out.push_back(ReleaseOwn{release.leases});
+  }
+
+  // -- edges ------------------------------------------------------------------------------------------------------------
+
+  void on_edge(EdgeValues edge, TimePoint now, Actions& out) {
+    const RunKey key{edge.run, edge.to};
+    if ((epoch_ != 0 && edge.epoch != epoch_) || ended_.count(key) != 0) return release_all(edge.values, out);
+    const auto found = runs_.find(key);
+    if (found == runs_.end()) return keep_early(std::move(edge), now, out);
+    const Fragment* fragment = find_fragment(found->second.order.program, edge.to);
+    if (fragment == nullptr) return release_all(edge.values, out);
+    take_values(found->second, *fragment, edge.attempt, std::move(edge.values), out);
+    start_if_ready(key, *fragment, out);
+  }
+
+  void keep_early(EdgeValues edge, TimePoint now, Actions& out) {
+    const RunKey key{edge.run, edge.to};
+    if (early_.size() >= 4 * options_.runs_max) {
+      out.push_back(LogLine{log::Level::kWarning, "early_edges_full", "run=" + std::to_string(edge.run)});
+      return release_all(edge.values, out);
+    }
+    EarlyEdges& early = early_[key];
+    if (edge.attempt > early.attempt) {
+      release_all(early.values, out);
+      early.values.clear();
+      early.attempt = edge.attempt;
+    } else if (edge.attempt < early.attempt) {
+      return release_all(edge.values, out);
+    }
+    early.drop_at = after(now, options_.early_edge_keep);
+    for (auto& value : edge.values) early.values.push_back(std::move(value));
+  }
+
+  void take_values(RunEntry& run, const Fragment& fragment, Attempt attempt,
+                   std::vector<std::pair<ValueId, WireValue>> values, Actions& out) {
+    for (auto& [id, value] : values) {
+      const bool wanted = std::any_of(fragment.inputs.begin(), fragment.inputs.end(),
+                                      [id = id](const FragmentInput& i) { return is_edge(i) && i.value == id; });
+      const bool fresh = attempt == run.order.attempt && wanted && !run.started && run.edge_values.count(id) == 0;
+      if (fresh) {
+        run.edge_values.emplace(id, std::move(value));
+      } else {
+        release(std::move(value), out);
+      }
+    }
+  }
+
+  void start_if_ready(const RunKey& key, const Fragment& fragment, Actions& out) {
+    RunEntry& run = runs_.at(key);
+    if (run.started || run.edge_values.size() < run.edges_wanted) return;
+    run.started = true;
+    kernels::RunOrder order;
+    order.run = key.first;
+    order.attempt = run.order.attempt;
+    order.program = run.order.program;
+    order.fragment = key.second;
+    order.symbols = run.order.symbols;
+    order.deadline = run.deadline;
+    order.client = run.order.client;
+    std::size_t next_program_input = 0;
+    for (const FragmentInput& input : fragment.inputs) {
+      order.inputs.push_back(is_edge(input) ? std::move(run.edge_values.at(input.value))
+                                            : std::move(run.order.inputs[next_program_input++]));
+    }
+    run.order.inputs.clear();
+    run.edge_values.clear();
+    for (const FragmentOutput& output : fragment.outputs) {
+      for (const FragmentOutput::Edge& edge : output.edges) order.edge_holders.push_back(holder_of(edge.device));
+    }
+    out.push_back(Run{std::move(order)});
+  }
+
+  ActorId holder_of(const std::string& device) const {
+    if (device == options_.self.name) return options_.self;
+    const auto peer = peers_.find(device);
+    return peer == peers_.end() ? ActorId{device, 0} : peer->second.who;
+  }
+
+  void send_edges(const RunEntry& run, kernels::RunResult& result, TimePoint now, Actions& out) {
+    const Fragment* fragment = find_fragment(run.order.program, run.order.fragment);
+    std::map<std::uint32_t, std::pair<std::string, EdgeValues>> by_consumer;
+    std::size_t next = 0;
+    if (fragment != nullptr) {
+      for (const FragmentOutput& output : fragment->outputs) {
+        for (const FragmentOutput::Edge& edge : output.edges) {
+          if (next >= result.on_edges.size()) break;
+          auto& [device, message] = by_consumer[edge.fragment];
+          device = edge.device;
+          message.to = edge.fragment;
+          message.values.emplace_back(output.value, std::move(result.on_edges[next++]));
+        }
+      }
+    }
+    for (; next < result.on_edges.size(); ++next) release(std::move(result.on_edges[next]), out);
+    result.on_edges.clear();
+    for (auto& [consumer, target] : by_consumer) {
+      EdgeValues& message = target.second;
+      message.run = run.order.run;
+      message.attempt = run.order.attempt;
+      message.epoch = epoch_;
+      message.program = run.order.program;
+      message.from = run.order.fragment;
+      if (target.first == options_.self.name) {
+        on_edge(std::move(message), now, out);
+      } else if (const auto peer = peers_.find(target.first); peer != peers_.end()) {
+        out.push_back(SendPeer{peer->second, std::move(message)});
+      } else {
+        // The coordinator names every peer at load; without an address the consumer's deadline ends the run.
+        out.push_back(LogLine{log::Level::kError, "edge_without_peer", target.first});
+        release_all(message.values, out);
+      }
+    }
+  }
+
+  // -- ends -------------------------------------------------------------------------------------------------------------
+
+  void refuse(RunFragment order, Error error, Actions& out) {
+    release_all(order.inputs, out);
+    answer_error({order.run, order.fragment}, order.attempt, std::move(error), out);
+  }
+
+  void end_waiting(const RunKey& key, Error reason, Actions& out) {
+    const auto found = runs_.find(key);
+    CALLBOARD_CHECK(found != runs_.end() && !found->second.started, "only waiting runs end this way");
+    RunEntry entry = std::move(found->second);
+    runs_.erase(found);
+    release_all(entry.order.inputs, out);
+    for (auto& [id, value] : entry.edge_values) release(std::move(value), out);
+    remember_ended(key);
+    answer_error(key, entry.order.attempt, std::move(reason), out);
+  }
+
+  void answer_error(const RunKey& key, Attempt attempt, Error error, Actions& out) {
+    FragmentFinished answer;
+    answer.run = key.first;
+    answer.attempt = attempt;
+    answer.fragment = key.second;
+    if (error.actor.empty()) error.actor = options_.self.to_string();
+    answer.error = std::move(error);
+    out.push_back(SendCoordinator{std::move(answer)});
+  }
+
+  void drop_result(kernels::RunResult& result, Actions& out) {
+    release_all(result.to_client, out);
+    release_all(result.on_edges, out);
+    result.to_client.clear();
+    result.on_edges.clear();
+  }
+
+  void release(WireValue value, Actions& out) {
+    const auto* handle = std::get_if<TensorHandle>(&value);
+    if (handle == nullptr) return;
+    const auto* block = std::get_if<ArenaBlock>(&handle->data);
+    if (block == nullptr || block->lease == 0) return;
+    if (block->owner == options_.self) {
+      out.push_back(ReleaseOwn{{block->lease}});
+    } else {
+      out.push_back(Release{std::move(value)});
+    }
+  }
+  void release_all(std::vector<WireValue>& values, Actions& out) {
+    for (WireValue& value : values) release(std::move(value), out);
+    values.clear();
+  }
+  void release_all(std::vector<std::pair<ValueId, WireValue>>& values, Actions& out) {
+    for (auto& [id, value] : values) release(std::move(value), out);
+    values.clear();
+  }
+
+  void remember_ended(const RunKey& key) {
+    if (!ended_.insert(key).second) return;
+    ended_order_.push_back(key);
+    if (ended_order_.size() > kEndedKept) {
+      ended_.erase(ended_order_.front());
+      ended_order_.pop_front();
+    }
+  }
+
+  void unexpected(const Message& message, const std::string& from, Actions& out) {
+    out.push_back(LogLine{log::Level::kWarning, "unexpected_message",
+                          std::string(message_name(message)) + " from " + from});
+  }
+
+  std::string waiting_text(const RunKey& key) const {
+    const RunEntry& run = runs_.at(key);
+    return "the deadline passed while fragment " + std::to_string(key.second) + " waited for " +
+           std::to_string(run.edges_wanted - run.edge_values.size()) + " of " + std::to_string(run.edges_wanted) +
+           " inputs from other devices";
+  }
+
+  const Fragment* find_fragment(const ContentHash& program, std::uint32_t index) const {
+    const auto found = fragments_.find(program);
+    if (found == fragments_.end()) return nullptr;
+    const auto fragment = found->second.find(index);
+    return fragment == found->second.end() ? nullptr : &fragment->second;
+  }
+
+  const DeviceCoreOptions options_;
+  Epoch epoch_ = 0;
+  std::map<ContentHash, std::map<std::uint32_t, Fragment>> fragments_;
+  std::map<std::string, PeerAddress> peers_;
+  std::map<RunKey, RunEntry> runs_;
+  std::map<RunKey, EarlyEdges> early_;
+  std::set<RunKey> ended_;
+  std::deque<RunKey> ended_order_;
+};
+
+}  // namespace
+
+std::unique_ptr<DeviceCore> DeviceCore::create(DeviceCoreOptions options) {
+  return std::make_unique<DeviceCoreImpl>(std::move(options));
+}
+
+}  // namespace callboard::actors

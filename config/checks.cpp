@@ -1,0 +1,232 @@
+#include "config/checks.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <utility>
+
+#include "config/scalars.h"
+
+namespace callboard::config {
+namespace {
+
+constexpr std::string_view kNumber = "{i}";
+constexpr std::size_t kSocketPathMax = 107;  // sockaddr_un holds 108 bytes with the terminating zero
+constexpr std::size_t kSocketNameMax = 32;   // of a file in the run directory: "<device>.<incarnation>.sock"
+constexpr std::size_t kIncarnationDigits = 6;
+static_assert(kDeviceNameMax + 1 + kIncarnationDigits + 5 == kSocketNameMax, "a device's socket fits its place in the path");
+/// Names that other actors of a cluster have.
+constexpr std::string_view kReserved[] = {"coordinator", "node", "client"};
+
+class Checks {
+ public:
+  Checks(ClusterRead& read, const Machine& machine, Findings& findings) : read_(read), machine_(machine), findings_(findings) {}
+
+  void run() {
+    check_name();
+    check_retry();
+    check_times();
+    check_tracing();
+    expand_devices();
+    check_paths();
+    check_memory();
+  }
+
+ private:
+  Place place_of(std::string_view path) const {
+    const auto found = read_.given.find(path);
+    return found == read_.given.end() ? Place{} : found->second;
+  }
+  static Place place_of(const EntryRead& entry, std::string_view key) {
+    const auto found = entry.given.find(key);
+    return found == entry.given.end() ? entry.place : found->second;
+  }
+  void error(ErrorCode code, Place place, std::string message, std::string hint = {}) {
+    findings_.error(code, place.at, place.width, std::move(message), std::move(hint));
+  }
+
+  void check_name() {
+    if (is_cluster_name(read_.config.name)) return;
+    error(ErrorCode::kConfigOutOfRange, place_of("name"), "name is '" + shown(read_.config.name) + "', which is not a cluster name",
+          "use 1 to 40 lower-case letters, digits and '-', not starting with '-'");
+  }
+
+  void check_retry() {
+    if (read_.config.retry != "pure") return;
+    error(ErrorCode::kUnsupported, place_of("retry"), "retry is 'pure', which is not available in this version",
+          "write never (or remove the key): requests of a lost actor then fail with the cause");
+  }
+
+  /// `a` must be less than `b` (or at most): at the one that the file gives, else there is nothing to blame.
+  void check_order(std::string_view a, Millis a_value, std::string_view b, Millis b_value, bool equal_allowed) {
+    if (a_value < b_value || (equal_allowed && a_value == b_value)) return;
+    const auto text = [this](std::string_view path, Millis value) {
+      return std::string(path) + " (" + write_duration(value) + (read_.given.contains(path) ? ")" : ", the default)");
+    };
+    error(ErrorCode::kConfigConflict, place_of(read_.given.contains(a) ? a : b),
+          text(a, a_value) + " must be " + (equal_allowed ? "at most " : "less than ") + text(b, b_value));
+  }
+
+  void check_times() {
+    const HeartbeatConfig& beat = read_.config.heartbeat;
+    check_order("heartbeat.interval", beat.interval, "heartbeat.suspect", beat.suspect, false);
+    check_order("heartbeat.suspect", beat.suspect, "heartbeat.dead", beat.dead, false);
+    if (beat.dead < 3 * beat.interval) {
+      const std::string_view key = read_.given.contains("heartbeat.dead") ? "heartbeat.dead" : "heartbeat.interval";
+      error(ErrorCode::kConfigConflict, place_of(key),
+            "heartbeat.dead (" + write_duration(beat.dead) + ") must be at least three times heartbeat.interval (" +
+                write_duration(beat.interval) + "), so that one late beat is no death",
+            "set heartbeat.dead to " + write_duration(3 * beat.interval) + " or more");
+    }
+    check_order("restart.backoff.min", read_.config.restart.backoff_min, "restart.backoff.max", read_.config.restart.backoff_max, true);
+  }
+
+  void check_tracing() {
+    if (read_.config.tracing.enabled || read_.config.tracing.file.empty()) return;
+    const Place place = place_of("tracing.file");
+    findings_.warning(ErrorCode::kConfigConflict, place.at, place.width, "tracing.file is given, but tracing.enabled is false",
+                      "add enabled: true, or nothing is recorded");
+  }
+
+  // -- devices ------------------------------------------------------------------------------------------------------------
+
+  void expand_devices() {
+    const bool all_believed = std::none_of(read_.devices.begin(), read_.devices.end(), [](const EntryRead& e) { return e.broken; });
+    std::int64_t total = 0;
+    for (EntryRead& entry : read_.devices) {
+      if (entry.broken) continue;
+      total += entry.entry.count;
+      if (total > kDevicesMax) {
+        return error(ErrorCode::kConfigOutOfRange, place_of(entry, "count"),
+                     "devices holds more than " + std::to_string(kDevicesMax) + " devices (" + std::to_string(total) + " up to " + entry.label + ")");
+      }
+      if (!check_entry(entry) || !all_believed) continue;
+      expand_entry(entry);
+    }
+  }
+
+  bool check_entry(EntryRead& read) {
+    DeviceEntry& entry = read.entry;
+    const std::size_t before = findings_.errors();
+    if (!entry.index.empty()) {
+      const Place place = place_of(read, "index");
+      if (entry.kind == "cpu") {
+        error(ErrorCode::kConfigConflict, place, read.label + ".index is for kind cuda only", "remove it: CPU devices are numbered as they stand");
+      }
+      const bool list = entry.index.size() > 1;
+      if (list && !read.given.contains("count")) entry.count = static_cast<std::int64_t>(entry.index.size());
+      if (list && entry.count != static_cast<std::int64_t>(entry.index.size())) {
+        error(ErrorCode::kConfigConflict, place,
+              read.label + ".index names " + std::to_string(entry.index.size()) + " GPUs, but count is " + std::to_string(entry.count),
+              "remove count");
+      }
+    }
+    if (!read.given.contains("name")) return findings_.errors() == before;
+    const Place place = place_of(read, "name");
+    if (entry.count > 1 && entry.name.find(kNumber) == std::string::npos) {
+      error(ErrorCode::kConfigConflict, place,
+            read.label + ".name is '" + shown(entry.name) + "' for " + std::to_string(entry.count) + " devices, whose names would be equal",
+            "put {i} into it, as in \"" + shown(entry.name) + "{i}\"");
+    }
+    if (!is_device_name(named(entry.name, 0))) {
+      error(ErrorCode::kConfigOutOfRange, place, read.label + ".name is '" + shown(entry.name) + "', which is not a device name",
+            "use a lower-case letter, then lower-case letters, digits, '-' and '_', at most 20 together; {i} stands for the number");
+    }
+    return findings_.errors() == before;
+  }
+
+  static std::string named(std::string pattern, std::uint32_t number) {
+    if (const std::size_t at = pattern.find(kNumber); at != std::string::npos) pattern.replace(at, kNumber.size(), std::to_string(number));
+    return pattern;
+  }
+
+  void expand_entry(const EntryRead& read) {
+    const DeviceEntry& entry = read.entry;
+    const std::string pattern = entry.name.empty() ? entry.kind + std::string(kNumber) : entry.name;
+    for (std::int64_t i = 0; i < entry.count; ++i) {
+      DeviceConfig device;
+      device.kind = entry.kind;
+      device.index = number_of(entry, i);
+      device.name = named(pattern, device.index);
+      device.threads = static_cast<int>(entry.threads);
+      device.memory_limit = entry.memory_limit;
+      if (check_device(read, device)) read_.config.devices.push_back(std::move(device));
+    }
+  }
+
+  std::uint32_t number_of(const DeviceEntry& entry, std::int64_t i) {
+    if (entry.kind == "cpu") return next_cpu_++;
+    if (entry.index.size() > 1) return entry.index[static_cast<std::size_t>(i)];
+    if (entry.index.size() == 1) return entry.index[0] + static_cast<std::uint32_t>(i);
+    std::uint32_t free = 0;
+    while (cuda_.contains(free)) ++free;
+    return free;
+  }
+
+  bool check_device(const EntryRead& read, const DeviceConfig& device) {
+    const std::size_t before = findings_.errors();
+    if (device.kind == "cuda") {
+      const auto [owner, fresh] = cuda_.try_emplace(device.index, read.label);
+      if (!fresh) {
+        error(ErrorCode::kConfigConflict, place_of(read, "index"),
+              "GPU " + std::to_string(device.index) + " is named by " + owner->second + " and by " + read.label,
+              "one device actor owns a GPU");
+      }
+    }
+    const Place place = place_of(read, "name");
+    if (std::find(std::begin(kReserved), std::end(kReserved), device.name) != std::end(kReserved)) {
+      error(ErrorCode::kConfigConflict, place, read.label + ".name is '" + device.name + "', which another actor of the cluster has",
+            "take another name, such as cpu" + std::to_string(device.index));
+    }
+    if (device.name.size() > kDeviceNameMax) {
+      error(ErrorCode::kConfigOutOfRange, place, read.label + ": the name '" + device.name + "' has more than " + std::to_string(kDeviceNameMax) + " characters");
+    }
+    const auto [owner, fresh] = names_.try_emplace(device.name, read.label);
+    if (!fresh) {
+      error(ErrorCode::kConfigConflict, place, "the name '" + device.name + "' is taken twice: by " + owner->second + " and by " + read.label,
+            "names are unique; {i} is the number among all devices of a kind");
+    }
+    return findings_.errors() == before;
+  }
+
+  // -- the machine ----------------------------------------------------------------------------------------------------------
+
+  void check_paths() {
+    if (machine_.run_root.empty() || !is_cluster_name(read_.config.name)) return;
+    const std::string path = machine_.run_root + "/" + read_.config.name;
+    constexpr std::size_t kRunDirMax = kSocketPathMax - kSocketNameMax - 1;
+    if (path.size() <= kRunDirMax) return;
+    error(ErrorCode::kConfigOutOfRange, place_of("name"),
+          "the run directory " + path + " has " + std::to_string(path.size()) + " bytes; at most " + std::to_string(kRunDirMax) +
+              " are possible, because a socket's path ends at " + std::to_string(kSocketPathMax),
+          "set CALLBOARD_RUN_DIR to a short directory such as /tmp/cb, or shorten the name");
+  }
+
+  void check_memory() {
+    if (machine_.memory_bytes == 0) return;
+    std::uint64_t sum = 0;
+    for (const DeviceConfig& device : read_.config.devices) {
+      // Each is at most 1 PiB (the schema's range) and there are at most 256: no overflow.
+      if (device.kind == "cpu") sum += device.memory_limit;
+    }
+    if (sum <= machine_.memory_bytes) return;
+    const Place place = place_of("devices");
+    findings_.warning(ErrorCode::kConfigConflict, place.at, place.width,
+                      "the CPU devices may use " + write_size(sum >> 20 << 20) + " together; this machine has " +
+                          write_size(machine_.memory_bytes >> 20 << 20),
+                      "lower memory_limit, or expect the system to kill processes when all are used in full");
+  }
+
+  ClusterRead& read_;
+  const Machine& machine_;
+  Findings& findings_;
+  std::uint32_t next_cpu_ = 0;
+  std::map<std::uint32_t, std::string> cuda_;           ///< GPU → label of its entry
+  std::map<std::string, std::string, std::less<>> names_;
+};
+
+}  // namespace
+
+void check_cluster(ClusterRead& read, const Machine& machine, Findings& findings) { Checks(read, machine, findings).run(); }
+
+}  // namespace callboard::config

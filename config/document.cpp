@@ -1,0 +1,293 @@
+#include "config/document.h"
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+#include <unordered_map>
+#include <utility>
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/exceptions.h>
+#include <yaml-cpp/mark.h>
+#include <yaml-cpp/parser.h>
+
+namespace callboard::config {
+namespace {
+
+/// Ends the parse from inside a yaml-cpp callback; the reason is among the findings already. Caught in read_document().
+struct Refusal {};
+
+/// Bytes of the UTF-8 sequence at `text[at]`, 0 if it is not one (overlong forms and surrogates included).
+std::size_t utf8_length(std::string_view text, std::size_t at) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[at + i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return 1;
+  const std::size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4 || at + length > text.size()) return 0;
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  const bool overlong = (first == 0xe0 && byte(1) < 0xa0) || (first == 0xf0 && byte(1) < 0x90);
+  const bool outside = (first == 0xed && byte(1) > 0x9f) || (first == 0xf4 && byte(1) > 0x8f);
+  return overlong || outside ? 0 : length;
+}
+
+int characters(std::string_view text) {
+  return static_cast<int>(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
+
+/// Put behind the text. Where a file ends with a line break, yaml-cpp takes the end for a closing quote; with a comment
+/// there it says that the quote is open.
+constexpr std::string_view kEndMarker = "\n#";
+
+/// Turns yaml-cpp's marks (lines and bytes from 0) into positions.
+class Lines {
+ public:
+  explicit Lines(std::string_view text) : text_(text) {
+    starts_.push_back(0);
+    for (std::size_t i = 0; i < text.size(); ++i) {
+      if (text[i] == '\n') starts_.push_back(i + 1);
+    }
+  }
+  Position position(const YAML::Mark& mark) const {
+    if (mark.is_null() || mark.line < 0) return {};
+    const auto line = std::min(static_cast<std::size_t>(mark.line), starts_.size() - 1);
+    const std::size_t start = starts_[line];
+    const std::size_t end = line + 1 < starts_.size() ? starts_[line + 1] : text_.size();
+    // Behind the last line there is only the marker.
+    const std::size_t column = line < static_cast<std::size_t>(mark.line) ? end - start : static_cast<std::size_t>(std::max(mark.column, 0));
+    const std::size_t stop = std::min(end, start + column);
+    return {static_cast<int>(line) + 1, characters(text_.substr(start, stop - start)) + 1};
+  }
+  /// yaml-cpp marks an empty item of a block list with the token that follows it. Its dash is in the last line before
+  /// that is neither blank nor a comment.
+  Position position_of_empty_item(const YAML::Mark& mark) const {
+    const Position at = position(mark);
+    const std::string_view rest = line(at.line).substr(std::min(line(at.line).size(), static_cast<std::size_t>(std::max(mark.column, 0))));
+    if (!rest.empty() && (rest[0] == '~' || rest[0] == 'n' || rest[0] == 'N')) return at;  // written out
+    for (int number = at.line; number >= 1; --number) {
+      const std::string_view before = line(number);
+      const std::size_t first = before.find_first_not_of(" \r\n");
+      if (first == std::string_view::npos || before[first] == '#' || Position{number, static_cast<int>(first) + 1} >= at) continue;
+      return before[first] == '-' ? Position{number, static_cast<int>(first) + 1} : at;
+    }
+    return at;
+  }
+  std::string_view line(int number) const {
+    const auto index = static_cast<std::size_t>(number - 1);
+    if (index >= starts_.size()) return {};
+    const std::size_t end = index + 1 < starts_.size() ? starts_[index + 1] : text_.size();
+    return text_.substr(starts_[index], end - starts_[index]);
+  }
+
+ private:
+  std::string_view text_;
+  std::vector<std::size_t> starts_;
+};
+
+class TreeBuilder final : public YAML::EventHandler {
+ public:
+  TreeBuilder(const Lines& lines, Findings& findings) : lines_(lines), findings_(findings) {}
+
+  std::optional<DocumentNode> take() && { return std::move(root_); }
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (++documents_ < 2) return;
+    refuse(lines_.position(mark), "the file holds a second document", "a cluster file is one document: remove the '---' between them");
+  }
+  void OnDocumentEnd() override {}
+
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t) override {
+    if (wants_key()) refuse(lines_.position(mark), "a key is empty", "write 'key: value'");
+    DocumentNode node;
+    // For "key:" yaml-cpp marks the token that follows, which may be lines away.
+    node.at = stack_.empty() || !stack_.back().key ? lines_.position_of_empty_item(mark) : stack_.back().key->at;
+    place(std::move(node));
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override {
+    const Position at = lines_.position(mark);
+    if (wants_key()) refuse(at, "a key is an alias ('*')", kAliasHint);
+    findings_.error(ErrorCode::kConfigSyntax, at, 1, "aliases ('*') are not allowed", kAliasHint);
+    place(refused(at));
+  }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t, const std::string& value) override {
+    const Position at = lines_.position(mark);
+    if (wants_key()) return take_key(at, value);
+    check_tag(at, tag);
+    DocumentNode node;
+    node.kind = DocumentNode::Kind::kScalar;
+    node.at = at;
+    node.text = value;
+    node.quoted = tag == "!";
+    place(std::move(node));
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    open(DocumentNode::Kind::kSequence, mark, tag);
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t, YAML::EmitterStyle::value) override {
+    open(DocumentNode::Kind::kMap, mark, tag);
+  }
+  void OnMapEnd() override { close(); }
+  void OnAnchor(const YAML::Mark& mark, const std::string& name) override {
+    findings_.error(ErrorCode::kConfigSyntax, lines_.position(mark), characters(name) + 1,
+                    "anchors ('&') are not allowed", kAliasHint);
+  }
+
+ private:
+  static constexpr const char* kAliasHint = "write the value out where it is used";
+
+  struct Frame {
+    DocumentNode node;
+    std::optional<DocumentEntry> key;  ///< of a map: read, its value is awaited
+    bool keep = true;                  ///< of that key: false for a duplicate
+    std::unordered_map<std::string, Position> seen;
+  };
+
+  static DocumentNode refused(Position at) {
+    DocumentNode node;
+    node.kind = DocumentNode::Kind::kRefused;
+    node.at = at;
+    return node;
+  }
+  [[noreturn]] void refuse(Position at, std::string message, std::string hint) {
+    findings_.error(ErrorCode::kConfigSyntax, at, 1, std::move(message), std::move(hint));
+    throw Refusal{};
+  }
+  bool wants_key() const {
+    return !stack_.empty() && stack_.back().node.kind == DocumentNode::Kind::kMap && !stack_.back().key;
+  }
+  void count(Position at) {
+    if (++nodes_ > kDocumentNodesMax) {
+      refuse(at, "more than " + std::to_string(kDocumentNodesMax) + " keys and values", "use 'count' for devices that are alike");
+    }
+  }
+  void check_tag(Position at, const std::string& tag) {
+    if (tag.empty() || tag == "?" || tag == "!") return;
+    findings_.error(ErrorCode::kConfigSyntax, at, 1, "tags are not allowed ('" + tag + "')", "remove it: the key says what its value is");
+  }
+  void take_key(Position at, const std::string& key) {
+    count(at);
+    Frame& frame = stack_.back();
+    frame.key = DocumentEntry{key, at, {}};
+    const auto [first, fresh] = frame.seen.try_emplace(key, at);
+    frame.keep = fresh;
+    if (fresh) return;
+    findings_.error(ErrorCode::kConfigDuplicateKey, at, characters(key),
+                    "key '" + key + "' is there twice: first in line " + std::to_string(first->second.line) + ", again in line " +
+                        std::to_string(at.line),
+                    "keep one of them");
+  }
+  void open(DocumentNode::Kind kind, const YAML::Mark& mark, const std::string& tag) {
+    const Position at = lines_.position(mark);
+    if (wants_key()) refuse(at, "a key is a list or a map", "a key is plain text, as in 'key: value'");
+    if (stack_.size() >= kDocumentDepthMax) {
+      refuse(at, "nested deeper than " + std::to_string(kDocumentDepthMax) + " levels", "the cluster file needs 4");
+    }
+    check_tag(at, tag);
+    count(at);
+    Frame frame;
+    frame.node.kind = kind;
+    frame.node.at = at;
+    stack_.push_back(std::move(frame));
+  }
+  void close() {
+    DocumentNode node = std::move(stack_.back().node);
+    stack_.pop_back();
+    attach(std::move(node));
+  }
+  void place(DocumentNode node) {
+    count(node.at);
+    attach(std::move(node));
+  }
+  void attach(DocumentNode node) {
+    if (stack_.empty()) {
+      root_ = std::move(node);
+      return;
+    }
+    Frame& frame = stack_.back();
+    if (frame.node.kind == DocumentNode::Kind::kSequence) {
+      frame.node.items.push_back(std::move(node));
+      return;
+    }
+    frame.key->value = std::move(node);
+    if (frame.keep) frame.node.entries.push_back(std::move(*frame.key));
+    frame.key.reset();
+  }
+
+  const Lines& lines_;
+  Findings& findings_;
+  std::optional<DocumentNode> root_;
+  std::vector<Frame> stack_;
+  std::size_t nodes_ = 0;
+  int documents_ = 0;
+};
+
+/// yaml-cpp takes byte 0x04 for the end of the file and guesses UTF-16 from zero bytes, in silence: so the text is
+/// checked before it sees it.
+bool check_characters(std::string_view text, const Lines& lines, Findings& findings) {
+  int line = 0;
+  std::size_t line_start = 0;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const std::size_t length = utf8_length(text, i);
+    const bool control = (byte < 0x20 && byte != '\n' && byte != '\r' && byte != '\t') || byte == 0x7f;
+    if (length == 0 || control) {
+      YAML::Mark mark;
+      mark.line = line;
+      mark.column = static_cast<int>(i - line_start);
+      findings.error(ErrorCode::kConfigSyntax, lines.position(mark), 1,
+                     length == 0 ? "the file is not UTF-8 here" : "a control character (code " + std::to_string(byte) + ")",
+                     length == 0 ? "save it as UTF-8" : "remove it");
+      return false;
+    }
+    if (byte == '\n') {
+      ++line;
+      line_start = i + 1;
+    }
+    i += length;
+  }
+  return true;
+}
+
+std::string syntax_hint(std::string_view problem, std::string_view line) {
+  if (problem.find("EOF in scalar") != std::string_view::npos) return "a quote is opened further up and not closed";
+  const std::size_t indent = line.find_first_not_of(" \t");
+  if (line.substr(0, indent).find('\t') != std::string_view::npos) return "indent with spaces: YAML does not allow tabs there";
+  return "look at the indentation, and for a ':' or a bracket that is missing or too much";
+}
+
+}  // namespace
+
+int DocumentNode::width() const {
+  return kind == Kind::kScalar ? std::max(1, characters(text) + (quoted ? 2 : 0)) : 1;
+}
+
+int DocumentEntry::width() const { return std::max(1, characters(key)); }
+
+std::optional<DocumentNode> read_document(std::string_view text, Findings& findings) {
+  if (text.size() > kFileBytesMax) {
+    findings.error(ErrorCode::kConfigSyntax, {}, 1,
+                   "the file has " + std::to_string(text.size()) + " bytes; at most " + std::to_string(kFileBytesMax) + " are read");
+    return std::nullopt;
+  }
+  if (text.substr(0, 3) == "\xef\xbb\xbf") text.remove_prefix(3);
+  const Lines lines(text);
+  if (!check_characters(text, lines, findings)) return std::nullopt;
+  TreeBuilder builder(lines, findings);
+  try {
+    std::istringstream stream(std::string(text) + std::string(kEndMarker));
+    YAML::Parser parser(stream);
+    while (parser.HandleNextDocument(builder)) {
+    }
+  } catch (const Refusal&) {
+    return std::nullopt;
+  } catch (const YAML::Exception& e) {
+    const Position at = lines.position(e.mark);
+    findings.error(ErrorCode::kConfigSyntax, at, 1, "this is not YAML: " + e.msg, syntax_hint(e.msg, lines.line(at.line)));
+    return std::nullopt;
+  }
+  return std::move(builder).take();
+}
+
+}  // namespace callboard::config

@@ -1,0 +1,176 @@
+#include "config/validation.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "config/checks.h"
+#include "config/document.h"
+#include "config/reader.h"
+#include "messages/base/fd.h"
+
+namespace callboard::config {
+namespace {
+
+constexpr const char* kRed = "\x1b[31;1m";
+constexpr const char* kYellow = "\x1b[33;1m";
+constexpr const char* kPlain = "\x1b[0m";
+
+std::string location(std::string_view file, Position at) {
+  return std::string(file) + ":" + std::to_string(at.line) + ":" + std::to_string(at.column) + ": ";
+}
+
+std::string counted(std::size_t count, const char* word) {
+  return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
+}
+
+bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
+
+std::size_t characters(std::string_view text) {
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return !is_continuation(c); }));
+}
+
+std::string_view line_of(std::string_view text, int number) {
+  if (text.substr(0, 3) == "\xef\xbb\xbf") text.remove_prefix(3);
+  for (int line = 1; line < number; ++line) {
+    const std::size_t end = text.find('\n');
+    if (end == std::string_view::npos) return {};
+    text.remove_prefix(end + 1);
+  }
+  std::string_view line = text.substr(0, text.find('\n'));
+  if (!line.empty() && line.back() == '\r') line.remove_suffix(1);
+  return line;
+}
+
+/// The line and a caret under the place. Of a long line, what is around the place.
+std::string excerpt(std::string_view text, const Finding& finding) {
+  constexpr std::size_t kBefore = 60;
+  constexpr std::size_t kCharactersMax = 100;
+  const std::string_view line = line_of(text, finding.at.line);
+  const auto column = static_cast<std::size_t>(finding.at.column - 1);
+  const std::size_t skip = column > kBefore ? column - kBefore / 2 : 0;
+  std::string shown;
+  std::size_t index = 0;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (i > 0 && !is_continuation(line[i])) ++index;
+    if (index < skip || index >= skip + kCharactersMax) continue;
+    const auto byte = static_cast<unsigned char>(line[i]);
+    shown += byte < 0x20 || byte == 0x7f ? ' ' : line[i];
+  }
+  const std::size_t length = characters(shown);
+  const std::size_t caret = std::min(column - skip, length);
+  const std::size_t room = length > caret ? length - caret : 1;
+  const std::size_t width = std::clamp<std::size_t>(static_cast<std::size_t>(std::max(finding.width, 1)), 1, room);
+  std::string number = std::to_string(finding.at.line);
+  number.insert(0, number.size() < 5 ? 5 - number.size() : 0, ' ');
+  return number + " | " + shown + "\n      | " + std::string(caret, ' ') + std::string(width, '^') + "\n";
+}
+
+std::string code_text(ErrorCode code) { return "E" + std::to_string(static_cast<int>(code)); }
+
+}  // namespace
+
+Validation validate_cluster(std::string_view text, const Machine& machine) {
+  Findings findings;
+  Validation out;
+  if (const auto root = read_document(text, findings)) {
+    ClusterRead read = read_cluster(*root, machine.memory_bytes, findings);
+    check_cluster(read, machine, findings);
+    out.config = std::move(read.config);
+  } else if (findings.errors() == 0) {
+    findings.error(ErrorCode::kConfigMissing, {}, 1, "the file is empty", "the smallest cluster file is: devices: [{kind: cpu}]");
+  }
+  out.errors = findings.errors();
+  out.findings = std::move(findings).sorted();
+  out.warnings = out.findings.size() - out.errors;
+  if (out.findings.size() > kFindingsMax) out.findings.resize(kFindingsMax);
+  return out;
+}
+
+Result<std::string> read_cluster_file(const std::string& path) {
+  const bool standard_input = path == "-";
+  UniqueFd file(standard_input ? dup(STDIN_FILENO) : open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file) {
+    const int why = errno;
+    return fail(why == ENOENT ? ErrorCode::kFileNotFound : ErrorCode::kFileUnreadable,
+                "cannot read the cluster file '" + path + "': " + std::strerror(why),
+                why == ENOENT ? "give the path of a YAML file; the smallest is: devices: [{kind: cpu}]" : "");
+  }
+  std::string text;
+  char buffer[64 << 10];
+  while (true) {
+    const ssize_t got = read(file.get(), buffer, sizeof buffer);
+    if (got == 0) return text;
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return fail(ErrorCode::kFileUnreadable, "cannot read the cluster file '" + path + "': " + std::strerror(errno));
+    text.append(buffer, static_cast<std::size_t>(got));
+    if (text.size() > kFileBytesMax) {
+      return fail(ErrorCode::kTooLarge, "the cluster file '" + path + "' has more than " + std::to_string(kFileBytesMax) + " bytes",
+                  "is it the right file?");
+    }
+  }
+}
+
+std::string format_findings(const Validation& validation, std::string_view text, std::string_view file, bool colour) {
+  if (validation.findings.empty()) return {};
+  std::string out;
+  for (const Finding& finding : validation.findings) {
+    out += location(file, finding.at);
+    if (colour) out += finding.warning ? kYellow : kRed;
+    out += std::string(finding.warning ? "warning" : "error") + "[" + code_text(finding.code) + "]";
+    if (colour) out += kPlain;
+    out += " " + finding.message;
+    if (!finding.hint.empty()) out += ": " + finding.hint;
+    out += "\n" + excerpt(text, finding);
+  }
+  const std::size_t total = validation.errors + validation.warnings;
+  out += counted(validation.errors, "error") + ", " + counted(validation.warnings, "warning");
+  if (total > validation.findings.size()) out += " (the first " + std::to_string(validation.findings.size()) + " are shown)";
+  return out + "\n";
+}
+
+std::string findings_json(const Validation& validation, std::string_view file) {
+  nlohmann::json out;
+  out["file"] = file;
+  out["ok"] = validation.ok();
+  out["errors"] = validation.errors;
+  out["warnings"] = validation.warnings;
+  out["findings"] = nlohmann::json::array();
+  for (const Finding& finding : validation.findings) {
+    out["findings"].push_back({{"line", finding.at.line},
+                               {"column", finding.at.column},
+                               {"severity", finding.warning ? "warning" : "error"},
+                               {"code", code_text(finding.code)},
+                               {"name", error_name(finding.code)},
+                               {"message", finding.message},
+                               {"hint", finding.hint}});
+  }
+  // The file's name may be anything that the system allows.
+  return out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+Result<ClusterConfig> parse_cluster(std::string_view text, std::string_view file) {
+  Validation validation = validate_cluster(text, Machine::here());
+  if (validation.ok()) return std::move(validation.config);
+  Error error(ErrorCode::kConfigSyntax, std::string(file) + " is not a valid cluster file: " + counted(validation.errors, "error"));
+  for (Finding& finding : validation.findings) {
+    if (finding.warning) continue;
+    if (error.causes.empty()) error.code = finding.code;
+    error.causes.emplace_back(finding.code, location(file, finding.at) + finding.message, std::move(finding.hint));
+  }
+  return fail(std::move(error));
+}
+
+Result<ClusterConfig> load_cluster(const std::string& path) {
+  CALLBOARD_ASSIGN(const std::string text, read_cluster_file(path));
+  return parse_cluster(text, path);
+}
+
+}  // namespace callboard::config

@@ -1,0 +1,37 @@
+// All findings about a cluster file, for the command line: errors and warnings with their places.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "config/cluster_config.h"
+#include "config/findings.h"
+#include "config/machine.h"
+
+namespace callboard::config {
+
+constexpr std::size_t kFindingsMax = 50;  // more help nobody, and an Error carries at most 64 causes
+
+struct Validation {
+  ClusterConfig config;           ///< to be used only if ok()
+  std::vector<Finding> findings;  ///< the first kFindingsMax by position
+  std::size_t errors = 0;         ///< all of them
+  std::size_t warnings = 0;
+  bool ok() const { return errors == 0; }
+};
+
+/// Parses and checks; never fails and never throws, whatever the text.
+Validation validate_cluster(std::string_view text, const Machine& machine);
+
+/// kFileNotFound, kFileUnreadable with the system's reason, kTooLarge. "-" reads standard input.
+Result<std::string> read_cluster_file(const std::string& path);
+
+/// For people: each finding as "file:line:column: error[E201] what: hint", the line itself, and a caret under the place;
+/// then "2 errors, 1 warning". Empty without findings. `colour`: with ANSI escapes.
+std::string format_findings(const Validation& validation, std::string_view text, std::string_view file, bool colour);
+/// For scripts: {"file", "ok", "errors", "warnings", "findings": [{line, column, severity, code, name, message, hint}]}.
+std::string findings_json(const Validation& validation, std::string_view file);
+
+}  // namespace callboard::config

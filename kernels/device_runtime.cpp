@@ -1,0 +1,432 @@
+// DeviceRuntime on LibTorch: which thread does what, and in which order.
+//   compute stream      load, run (inputs, kernels, state), export of what needs no large copy
+//   communicate stream  large copies of results, so that they overlap with the next run's kernels
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+#include <ATen/ops/clone.h>
+#include <nlohmann/json.hpp>
+#include <torch/version.h>
+
+#include "kernels/executor.h"
+#include "kernels/kernel_stream.h"
+#include "kernels/runtime.h"
+#include "kernels/tensor_export.h"
+#include "kernels/tensor_import.h"
+#include "messages/base/check.h"
+
+namespace callboard::kernels {
+
+namespace {
+
+/// Copying less than this takes less time than handing the copy to another thread and back.
+constexpr std::uint64_t kCopyOnComputeMax = 256u << 10;
+/// A state that is a small view of a huge storage is copied, so that it does not keep all of it.
+constexpr std::uint64_t kStateSpreadMax = 4;
+
+using FragmentKey = std::pair<ContentHash, std::uint32_t>;
+
+/// A loaded fragment's place; queued runs hold it, so that unload() takes effect behind them.
+struct FragmentSlot {
+  std::unique_ptr<LoadedFragment> fragment;       // compute stream
+  std::atomic<std::uint64_t> state_version{0};    // for describe()
+  std::atomic<bool> has_state{false};
+};
+
+/// A run on its way. One thread at a time has it: loop → compute → (communicate) → gone.
+struct PendingRun {
+  RunOrder order;
+  std::function<void(RunResult)> done;
+  std::shared_ptr<FragmentSlot> slot;
+  std::shared_ptr<RunControl> control;
+  RunResult result;
+  std::vector<ExportItem> items;         // one per output
+  std::vector<bool> to_client;           // by item
+  std::shared_ptr<DeviceEvent> computed; // the last kernel's end, for the communicate stream
+};
+using PendingPtr = std::shared_ptr<PendingRun>;
+
+class Runtime final : public DeviceRuntime {
+ public:
+  static Result<std::unique_ptr<DeviceRuntime>> create(RuntimeOptions options, Arena* arena, SegmentMap* segments, ConstantOpener constants) {
+    if (arena == nullptr) return fail(ErrorCode::kInternal, "a device runtime needs an arena");
+    CALLBOARD_ASSIGN(std::unique_ptr<DeviceBackend> backend, make_backend(options.kind));
+    std::unique_ptr<Runtime> runtime(new Runtime(std::move(options), std::move(backend), arena, segments, std::move(constants)));
+    CALLBOARD_ASSIGN(runtime->compute_, KernelStream::create(*runtime->backend_, StreamKind::kCompute, runtime->options_.threads));
+    CALLBOARD_ASSIGN(runtime->communicate_, KernelStream::create(*runtime->backend_, StreamKind::kCommunicate, 1));
+    runtime->executor_ = std::make_unique<Executor>(runtime->compute_->context(), runtime->backend_->device(), runtime->options_.check_outputs);
+    return runtime;
+  }
+
+  ~Runtime() override {
+    stopping_.store(true, std::memory_order_release);
+    if (compute_) compute_->thread().stop();  // hands its last exports over, so it goes first
+    if (communicate_) communicate_->thread().stop();
+  }
+
+  Status load(Fragment fragment, std::function<void(Result<LoadedInfo>)> done) override {
+    std::shared_ptr<FragmentSlot> slot;
+    {
+      std::lock_guard lock(mutex_);
+      std::shared_ptr<FragmentSlot>& place = fragments_[{fragment.program, fragment.index}];
+      if (!place) place = std::make_shared<FragmentSlot>();
+      slot = place;
+    }
+    auto owned = std::make_shared<Fragment>(std::move(fragment));
+    return posted(compute_->post([this, slot, owned, done = std::move(done)] { done(load_here(*owned, *slot)); }));
+  }
+
+  void unload(const ContentHash& program) override {
+    std::vector<std::shared_ptr<FragmentSlot>> gone;
+    {
+      std::lock_guard lock(mutex_);
+      for (auto entry = fragments_.begin(); entry != fragments_.end();) {
+        if (entry->first.first != program) {
+          ++entry;
+          continue;
+        }
+        gone.push_back(std::move(entry->second));
+        entry = fragments_.erase(entry);
+      }
+    }
+    // Unmapping weights takes a while: not on the loop's thread, if the queue has room.
+    if (!gone.empty()) compute_->post([gone = std::move(gone)]() mutable { gone.clear(); });
+  }
+
+  Status run(RunOrder order, std::function<void(RunResult)> done) override {
+    auto pending = std::make_shared<PendingRun>();
+    pending->control = std::make_shared<RunControl>(order.deadline);
+    const RunId id = order.run;
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = fragments_.find({order.program, order.fragment});
+      if (found == fragments_.end()) {
+        return fail(ErrorCode::kProgramUnknown, "fragment " + std::to_string(order.fragment) + " of program " +
+                                                    order.program.hex().substr(0, 12) + " is not loaded on this device");
+      }
+      pending->slot = found->second;
+      controls_.emplace(id, pending->control);
+    }
+    pending->order = std::move(order);
+    pending->done = std::move(done);
+    queued_.fetch_add(1, std::memory_order_relaxed);
+    Status queued = posted(compute_->post([this, pending] { run_here(pending); }));
+    if (!queued) {
+      queued_.fetch_sub(1, std::memory_order_relaxed);
+      forget_control(id, pending->control);
+    }
+    return queued;
+  }
+
+  void cancel(RunId run, const Error& reason) override {
+    std::lock_guard lock(mutex_);
+    const auto [first, last] = controls_.equal_range(run);
+    for (auto entry = first; entry != last; ++entry) entry->second->cancel(reason);
+  }
+
+  Load load_now() const override {
+    return {queued_.load(std::memory_order_relaxed), running_.load(std::memory_order_relaxed),
+            finished_.load(std::memory_order_relaxed)};
+  }
+
+  void set_trace(bool on) override { tracing_.store(on, std::memory_order_relaxed); }
+  std::string take_trace() override { return trace_.take(); }
+  std::string describe() const override;
+
+ private:
+  Runtime(RuntimeOptions options, std::unique_ptr<DeviceBackend> backend, Arena* arena, SegmentMap* segments, ConstantOpener constants)
+      : options_(std::move(options)),
+        backend_(std::move(backend)),
+        constants_(std::move(constants)),
+        own_(arena, options_.self),
+        importer_(own_, segments),
+        exporter_(own_),
+        tracing_(options_.trace) {}
+
+  Status posted(PushResult result) const {
+    if (result == PushResult::kPushed) return {};
+    if (result == PushResult::kClosed) return fail(ErrorCode::kActorUnavailable, "the device is shutting down");
+    return fail(ErrorCode::kOverloaded, "the device's queue is full (" + std::to_string(limits::kStreamQueueMax) + " commands)",
+                "submit fewer requests at once");
+  }
+
+  // -- compute stream --------------------------------------------------------------------------------------------------
+  Result<LoadedInfo> load_here(const Fragment& fragment, FragmentSlot& slot);
+  void run_here(const PendingPtr& pending);
+  std::shared_ptr<const Error> compute(PendingRun& run, LoadedFragment& fragment);
+  Status take_states(LoadedFragment& fragment, std::vector<at::Tensor>& states) const;
+  void collect_outputs(PendingRun& run, LoadedFragment& fragment, const std::vector<at::Tensor>& states);
+  bool has_large_copy(const PendingRun& run) const;
+  Status export_outputs(PendingRun& run, StreamContext& stream);
+  std::vector<KernelHook*> hooks_now();
+  // -- communicate stream ----------------------------------------------------------------------------------------------
+  void export_here(const PendingPtr& pending);
+  // -- either ------------------------------------------------------------------------------------------------------------
+  void finish(const PendingPtr& pending, std::optional<Error> error);
+  void release_leases(RunResult& result);
+  void forget_control(RunId run, const std::shared_ptr<RunControl>& control);
+  void trace_span(const char* what, RunId run, TimePoint start);
+
+  const RuntimeOptions options_;
+  const std::unique_ptr<DeviceBackend> backend_;
+  const ConstantOpener constants_;
+  OwnBlocks own_;
+  TensorImporter importer_;
+  TensorExporter exporter_;
+
+  TraceRing trace_;
+  TraceHook trace_hook_{trace_};
+  TimingHook timing_hook_;
+  NanCheckHook nan_hook_;
+  std::atomic<bool> tracing_;
+  std::atomic<bool> stopping_{false};
+
+  std::atomic<std::uint32_t> queued_{0};
+  std::atomic<std::uint32_t> running_{0};
+  std::atomic<std::uint64_t> finished_{0};
+
+  mutable std::mutex mutex_;
+  std::map<FragmentKey, std::shared_ptr<FragmentSlot>> fragments_;         // guarded by mutex_
+  std::multimap<RunId, std::shared_ptr<RunControl>> controls_;             // guarded by mutex_
+
+  std::unique_ptr<KernelStream> communicate_;
+  std::unique_ptr<Executor> executor_;     // compute stream
+  std::unique_ptr<KernelStream> compute_;
+};
+
+Result<LoadedInfo> Runtime::load_here(const Fragment& fragment, FragmentSlot& slot) {
+  if (slot.fragment) return slot.fragment->info;
+  auto loaded = load_fragment(fragment, *backend_, options_.memory_limit, constants_);
+  if (loaded) {
+    slot.fragment = std::move(*loaded);
+    slot.has_state.store(!slot.fragment->states.empty(), std::memory_order_relaxed);
+    return slot.fragment->info;
+  }
+  Error error = std::move(loaded).error();
+  error.actor = options_.self.to_string();
+  std::lock_guard lock(mutex_);
+  const auto place = fragments_.find({fragment.program, fragment.index});
+  if (place != fragments_.end() && place->second.get() == &slot) fragments_.erase(place);
+  return fail(std::move(error));
+}
+
+void Runtime::run_here(const PendingPtr& pending) {
+  queued_.fetch_sub(1, std::memory_order_relaxed);
+  running_.fetch_add(1, std::memory_order_relaxed);
+  PendingRun& run = *pending;
+  if (stopping_.load(std::memory_order_acquire)) {
+    return finish(pending, Error(ErrorCode::kActorUnavailable, "the device was shut down before the run began"));
+  }
+  if (auto reason = run.control->stop_reason()) return finish(pending, std::move(reason));
+  if (!run.slot->fragment) {
+    return finish(pending, Error(ErrorCode::kProgramUnknown, "the fragment could not be loaded on this device"));
+  }
+  LoadedFragment& fragment = *run.slot->fragment;
+  std::optional<Error> failed;
+  std::vector<at::Tensor> states;
+  if (const auto error = compute(run, fragment)) {
+    failed = *error;
+  } else if (Status taken = take_states(fragment, states); !taken) {
+    failed = std::move(taken).error();
+  } else {
+    collect_outputs(run, fragment, states);
+  }
+  fragment.reset();
+  if (failed) return finish(pending, std::move(failed));
+
+  // A stateful run commits once its results exist: the next one must not see a state whose results nobody got.
+  const bool stateful = !fragment.states.empty();
+  if (!stateful && has_large_copy(run)) {
+    run.computed = compute_->context().record();
+    if (communicate_->post([this, pending] { export_here(pending); }) == PushResult::kPushed) return;
+  }
+  if (Status exported = export_outputs(run, compute_->context()); !exported) {
+    return finish(pending, std::move(exported).error());
+  }
+  if (stateful) {
+    for (std::size_t i = 0; i < states.size(); ++i) fragment.states[i].current = std::move(states[i]);
+    run.slot->state_version.store(++fragment.state_version, std::memory_order_relaxed);
+    run.result.state_version = fragment.state_version;
+  }
+  finish(pending, std::nullopt);
+}
+
+std::shared_ptr<const Error> Runtime::compute(PendingRun& run, LoadedFragment& fragment) {
+  Executor::Order order;
+  order.run = run.order.run;
+  order.symbols = run.order.symbols;
+  order.control = run.control.get();
+  const std::vector<KernelHook*> hooks = hooks_now();
+  order.hooks = hooks;
+  order.inputs.reserve(run.order.inputs.size());
+  for (std::size_t i = 0; i < run.order.inputs.size(); ++i) {
+    auto value = importer_.import(run.order.inputs[i]);
+    if (!value) {
+      Error error = std::move(value).error();
+      const bool named = i < fragment.inputs.size();
+      error.message = "input " + std::to_string(i) + (named ? " '" + fragment.inputs[i].name + "'" : "") + ": " + error.message;
+      return std::make_shared<const Error>(std::move(error));
+    }
+    order.inputs.push_back(std::move(*value));
+  }
+  const TimePoint start = Clock::now();
+  auto error = executor_->run(fragment, std::move(order));
+  run.result.run_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  return error;
+}
+
+/// What the next run would read. Memory that is not the state's to keep (an input's, or a large storage that it only
+/// sees a corner of) is copied.
+Status Runtime::take_states(LoadedFragment& fragment, std::vector<at::Tensor>& states) const {
+  for (const LoadedFragment::BoundState& state : fragment.states) {
+    const Blob& after = fragment.blobs[state.after];
+    if (!after.filled() || !after.value().isTensor()) {
+      return fail(ErrorCode::kOutputMismatch, "the new value of state '" + state.name + "' is no tensor");
+    }
+    at::Tensor tensor = after.value().toTensor();
+    const bool constant = std::ranges::any_of(fragment.constants, [&](const auto& known) { return known.tensor.is_alias_of(tensor); });
+    const bool present = std::ranges::any_of(fragment.states, [&](const auto& known) { return known.current.is_alias_of(tensor); });
+    bool copy = fragment.guard.is_protected(tensor) && !constant && !present;
+    const std::uint64_t own_bytes = static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
+    copy = copy || tensor.storage().nbytes() / kStateSpreadMax > own_bytes;
+    try {
+      states.push_back(copy ? at::clone(tensor) : std::move(tensor));
+    } catch (const std::exception& thrown) {
+      return fail(ErrorCode::kOutOfMemory, "the new value of state '" + state.name + "' cannot be kept: " + thrown.what());
+    }
+  }
+  return {};
+}
+
+void Runtime::collect_outputs(PendingRun& run, LoadedFragment& fragment, const std::vector<at::Tensor>& states) {
+  std::size_t edge = 0;
+  for (const LoadedFragment::Output& output : fragment.outputs) {
+    ExportItem item;
+    item.value = fragment.blobs[output.slot].value();
+    item.name = output.name;
+    if (item.value.isTensor()) {
+      const at::Tensor& tensor = item.value.toTensor();
+      item.copy = fragment.guard.is_protected(tensor) ||
+                  std::ranges::any_of(states, [&](const at::Tensor& state) { return state.is_alias_of(tensor); });
+    }
+    if (output.to_client) item.holders.push_back(run.order.client);
+    for (std::size_t i = 0; i < output.edges; ++i, ++edge) {
+      item.holders.push_back(edge < run.order.edge_holders.size() ? run.order.edge_holders[edge] : run.order.client);
+    }
+    run.items.push_back(std::move(item));
+    run.to_client.push_back(output.to_client);
+  }
+}
+
+bool Runtime::has_large_copy(const PendingRun& run) const {
+  std::uint64_t bytes = 0;
+  for (const ExportItem& item : run.items) bytes += exporter_.bytes_to_copy(item);
+  return bytes > kCopyOnComputeMax;
+}
+
+Status Runtime::export_outputs(PendingRun& run, StreamContext& stream) {
+  const TimePoint start = Clock::now();
+  for (std::size_t i = 0; i < run.items.size(); ++i) {
+    CALLBOARD_ASSIGN(std::vector<WireValue> values, exporter_.export_item(run.items[i], stream, run.order.deadline));
+    for (std::size_t k = 0; k < values.size(); ++k) {
+      auto& target = run.to_client[i] && k == 0 ? run.result.to_client : run.result.on_edges;
+      target.push_back(std::move(values[k]));
+    }
+  }
+  if (tracing_.load(std::memory_order_relaxed)) trace_span("export", run.order.run, start);
+  return {};
+}
+
+std::vector<KernelHook*> Runtime::hooks_now() {
+  std::vector<KernelHook*> hooks;
+  if (tracing_.load(std::memory_order_relaxed)) hooks.push_back(&trace_hook_);
+  if (options_.timing) hooks.push_back(&timing_hook_);
+  if (options_.nan_check) hooks.push_back(&nan_hook_);
+  return hooks;
+}
+
+void Runtime::export_here(const PendingPtr& pending) {
+  StreamContext& stream = communicate_->context();
+  Status status = stream.wait(*pending->computed, pending->order.deadline);
+  if (status) status = export_outputs(*pending, stream);
+  finish(pending, status ? std::nullopt : std::optional(std::move(status).error()));
+}
+
+void Runtime::finish(const PendingPtr& pending, std::optional<Error> error) {
+  PendingRun& run = *pending;
+  run.items.clear();  // before `done`: from then on nothing of the inputs is read or held
+  if (error) {
+    release_leases(run.result);
+    run.result = RunResult();
+    if (error->actor.empty()) error->actor = options_.self.to_string();
+    run.result.error = std::move(error);
+  }
+  forget_control(run.order.run, run.control);
+  run.slot.reset();
+  running_.fetch_sub(1, std::memory_order_relaxed);
+  finished_.fetch_add(1, std::memory_order_relaxed);
+  run.done(std::move(run.result));
+}
+
+/// Of outputs exported before one that failed: nobody will hear of them.
+void Runtime::release_leases(RunResult& result) {
+  for (auto* values : {&result.to_client, &result.on_edges}) {
+    for (const WireValue& value : *values) {
+      const auto* handle = std::get_if<TensorHandle>(&value);
+      if (handle == nullptr) continue;
+      if (const auto* block = std::get_if<ArenaBlock>(&handle->data)) own_.arena()->release(block->lease);
+    }
+  }
+}
+
+void Runtime::forget_control(RunId run, const std::shared_ptr<RunControl>& control) {
+  std::lock_guard lock(mutex_);
+  const auto [first, last] = controls_.equal_range(run);
+  for (auto entry = first; entry != last; ++entry) {
+    if (entry->second != control) continue;
+    controls_.erase(entry);
+    return;
+  }
+}
+
+void Runtime::trace_span(const char* what, RunId run, TimePoint start) {
+  trace_.add({nullptr, what, run, trace_thread(), start, Clock::now() - start, false});
+}
+
+std::string Runtime::describe() const {
+  nlohmann::json text = {{"backend", backend_->kind()},
+                         {"device", backend_->device().str()},
+                         {"threads", options_.threads},
+                         {"torch", TORCH_VERSION},
+                         {"check_outputs", options_.check_outputs},
+                         {"tracing", tracing_.load(std::memory_order_relaxed)},
+                         {"copied_out_bytes", exporter_.copied_bytes()}};
+  auto operators = nlohmann::json::object();
+  for (const auto& [op, total] : timing_hook_.totals()) {
+    operators[op] = {{"calls", total.calls}, {"failed", total.failed}, {"total_ns", total.total_ns}, {"max_ns", total.max_ns}};
+  }
+  if (!operators.empty()) text["operators"] = std::move(operators);
+  auto states = nlohmann::json::array();
+  std::lock_guard lock(mutex_);
+  for (const auto& [key, slot] : fragments_) {
+    if (!slot->has_state.load(std::memory_order_relaxed)) continue;
+    states.push_back({{"program", key.first.hex()},
+                      {"fragment", key.second},
+                      {"version", slot->state_version.load(std::memory_order_relaxed)}});
+  }
+  text["states"] = std::move(states);
+  return text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<DeviceRuntime>> create_device_runtime(RuntimeOptions options, Arena* arena, SegmentMap* segments,
+                                                             ConstantOpener constants) {
+  return Runtime::create(std::move(options), arena, segments, std::move(constants));
+}
+
+}  // namespace callboard::kernels

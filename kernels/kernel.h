@@ -1,0 +1,173 @@
+// One operator call of a fragment, bound to blobs, and the seven steps in which it runs.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/stack.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include "kernels/blob.h"
+#include "kernels/device_backend.h"
+#include "kernels/expr_table.h"
+#include "kernels/kernel_hooks.h"
+#include "kernels/mutation_guard.h"
+#include "messages/graph.h"
+
+namespace callboard::kernels {
+
+using Stack = torch::jit::Stack;
+
+/// Number of a blob within its fragment's table.
+using Slot = std::uint32_t;
+constexpr Slot kNoSlot = UINT32_MAX;
+
+/// What a kernel of our own throws when it has more to say than a text: code, hint and detail (a Python traceback)
+/// arrive at the client as they are; operator and node are added. Holds plain data, no Python object.
+class KernelFailure : public std::exception {
+ public:
+  explicit KernelFailure(Error error);
+  ~KernelFailure() override;
+  const char* what() const noexcept override { return error_.message.c_str(); }
+  const Error& error() const { return error_; }
+
+ private:
+  Error error_;
+};
+
+/// How one argument gets on the stack.
+struct ArgumentStep {
+  enum class From : std::uint8_t {
+    kStatic,              ///< `constant`
+    kStaticCopy,          ///< a fresh copy of the list `constant`: its operator might keep or edit it
+    kBlob,                ///< blob `first`
+    kLastUse,             ///< likewise, and nobody reads it afterwards: moved
+    kBlobAsTensor,        ///< its number, as a 0-dim tensor that promotes as a Python number does
+    kBlobAsFloat,         ///< its integer or float
+    kBlobAsInt,           ///< its integer or bool
+    kExpr,                ///< expression `first`
+    kExprAsFloat,
+    kExprAsBool,
+    kExprAsTensor,
+    kIntList,             ///< expressions integers[first, first + count)
+    kIntListFromBlobs,    ///< blobs list[first, first + count)
+    kTensorList,          ///< likewise
+    kOptionalTensorList,  ///< likewise; kNoSlot is a hole
+  };
+  From from = From::kStatic;
+  bool written = false;  ///< the schema says that the operator writes to it
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+  c10::IValue constant;
+};
+
+/// All arguments of one call, in the schema's order.
+struct ArgumentPlan {
+  std::vector<ArgumentStep> steps;
+  std::vector<std::string> names;  ///< by step; for errors
+  std::vector<Slot> list;
+  std::vector<ExprTable::Index> integers;
+  bool writes = false;             ///< any step is `written`
+};
+
+/// What is declared about a value; step 5 holds a kernel to it.
+struct ValueCheck {
+  Slot slot = kNoSlot;  ///< kNoSlot: nobody reads it, neither kept nor checked
+  ValueId value = kNoValue;
+  ValueKind kind = ValueKind::kTensor;
+  at::ScalarType dtype = at::ScalarType::Undefined;  ///< Undefined: any
+  bool has_sizes = false;
+  bool sizes_later = false;      ///< one of the sizes depends on a value made by a node
+  bool read_by_exprs = false;    ///< its integer goes to the expression table
+  std::uint32_t rank = 0;
+  ExprTable::Index sizes = 0;    ///< first of `rank` in the table's expected()
+};
+
+/// One result position of the operator: targets[first, first + count).
+struct OutputStep {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+  bool is_list = false;
+};
+
+struct OutputPlan {
+  std::vector<OutputStep> steps;
+  std::vector<ValueCheck> targets;
+};
+
+/// What kernels share during one run of a fragment. Belongs to the stream's thread.
+struct KernelFrame {
+  std::span<Blob> blobs;
+  ExprTable* exprs = nullptr;
+  StreamContext* stream = nullptr;
+  c10::Device device{c10::DeviceType::CPU};
+  std::span<KernelHook* const> hooks;
+  MutationGuard* guard = nullptr;
+  bool check_outputs = true;
+  RunId run = 0;
+  Stack* stack = nullptr;  ///< one for the stream, reused: no allocation per call
+};
+
+/// What a value is, against what was declared. nullopt if it holds to it; else what was expected and found.
+std::optional<std::string> mismatch(const ValueCheck& check, const c10::IValue& value, const ExprTable& exprs,
+                                    c10::Device device);
+/// "float32[2, 3] on cpu", "3 (int)", "none"; for errors.
+std::string describe(const c10::IValue& value);
+
+class Kernel {
+ public:
+  Kernel(std::shared_ptr<const KernelInfo> info, ArgumentPlan arguments, OutputPlan outputs);
+  virtual ~Kernel() = default;
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+
+  /// 1 hooks before · 2 stream check · 3 inputs · 4 compute · 5 stream and output check · 6 fill the blobs · 7 hooks
+  /// after. Whatever fails or throws on the way becomes one root error, with which all outputs are poisoned; nothing is
+  /// thrown. A poisoned input is inherited: nothing runs, the outputs and the return value carry its error.
+  /// nullptr: all went well.
+  std::shared_ptr<const Error> run(KernelFrame& frame) noexcept;
+
+  const KernelInfo& info() const { return *info_; }
+  const std::shared_ptr<const KernelInfo>& shared_info() const { return info_; }
+  const ArgumentPlan& arguments() const { return arguments_; }
+  const OutputPlan& outputs() const { return outputs_; }
+  /// The loader's: this argument step is the last reader of its blob.
+  void move_on_last_use(std::size_t step) { arguments_.steps[step].from = ArgumentStep::From::kLastUse; }
+  /// The loader's: sizes are computed from this output.
+  void tell_expressions(ValueId value) {
+    for (ValueCheck& target : outputs_.targets) {
+      if (target.value == value) target.read_by_exprs = true;
+    }
+  }
+
+ protected:
+  /// Takes the arguments from the stack and leaves the results there. May throw.
+  virtual void compute(Stack& stack) = 0;
+
+ private:
+  using Failure = std::optional<Error>;
+  Failure run_steps(KernelFrame& frame, std::shared_ptr<const Error>& inherited);
+  bool push_arguments(KernelFrame& frame, std::shared_ptr<const Error>& inherited);
+  void push_converted(KernelFrame& frame, const ArgumentStep& step);
+  bool push_list(KernelFrame& frame, const ArgumentStep& step, std::shared_ptr<const Error>& inherited);
+  std::int64_t expr_value(const KernelFrame& frame, ExprTable::Index index) const;
+  Failure check_results(const KernelFrame& frame) const;
+  void fill_blobs(KernelFrame& frame);
+  void fill_one(KernelFrame& frame, const ValueCheck& target, c10::IValue&& value);
+  Failure hooks_after(KernelFrame& frame);
+  Error output_error(const std::string& what) const;
+  std::shared_ptr<const Error> fail_outputs(KernelFrame& frame, Error error);
+  std::string describe_call(const KernelFrame& frame) const;
+
+  std::shared_ptr<const KernelInfo> info_;
+  ArgumentPlan arguments_;
+  OutputPlan outputs_;
+};
+
+}  // namespace callboard::kernels

@@ -1,0 +1,127 @@
+#include "kernels/kernel_hooks.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/all.h>
+#include <ATen/ops/isfinite.h>
+#include <nlohmann/json.hpp>
+
+namespace callboard::kernels {
+
+namespace {
+
+double microseconds(Duration duration) { return std::chrono::duration<double, std::micro>(duration).count(); }
+
+bool all_finite(const at::Tensor& tensor) {
+  // One-byte floating types have no isfinite of their own in ATen.
+  const at::Tensor wide = tensor.element_size() == 1 ? tensor.to(at::kFloat) : tensor;
+  return at::all(at::isfinite(wide)).item<bool>();
+}
+
+}  // namespace
+
+std::uint32_t trace_thread() {
+  static thread_local const auto number = static_cast<std::uint32_t>(gettid());
+  return number;
+}
+
+void TraceRing::add(Span span) {
+  std::lock_guard lock(mutex_);
+  if (spans_.size() == kSpansMax) {
+    spans_.pop_front();
+    ++dropped_;
+  }
+  spans_.push_back(std::move(span));
+}
+
+std::string TraceRing::take() {
+  std::deque<Span> spans;
+  std::uint64_t dropped = 0;
+  {
+    std::lock_guard lock(mutex_);
+    spans.swap(spans_);
+    dropped = std::exchange(dropped_, 0);
+  }
+  const int pid = getpid();
+  auto events = nlohmann::json::array();
+  for (const Span& span : spans) {
+    nlohmann::json arguments = {{"run", span.run}};
+    if (span.info) {
+      arguments["node"] = span.info->node;
+      if (!span.info->name.empty()) arguments["name"] = span.info->name;
+      if (!span.info->module_path.empty()) arguments["module"] = span.info->module_path;
+    }
+    if (span.failed) arguments["failed"] = true;
+    events.push_back({{"name", span.info ? span.info->op : std::string(span.what)},
+                      {"cat", span.info ? "kernel" : "transfer"},
+                      {"ph", "X"},
+                      {"ts", microseconds(span.start.time_since_epoch())},
+                      {"dur", microseconds(span.length)},
+                      {"pid", pid},
+                      {"tid", span.thread},
+                      {"args", std::move(arguments)}});
+  }
+  if (dropped > 0) {
+    events.push_back({{"name", "spans dropped"}, {"cat", "trace"}, {"ph", "i"}, {"s", "p"}, {"pid", pid}, {"tid", 0},
+                      {"ts", microseconds(Clock::now().time_since_epoch())}, {"args", {{"count", dropped}}}});
+  }
+  // Names come from programs: bytes that are no UTF-8 must not end the process.
+  return events.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+void TraceHook::before(const KernelCall&) { start_ = Clock::now(); }
+
+std::optional<Error> TraceHook::after(const KernelCall& call, std::span<const Blob* const>) {
+  add(call, false);
+  return std::nullopt;
+}
+
+void TraceHook::failed(const KernelCall& call, const Error&) { add(call, true); }
+
+void TraceHook::add(const KernelCall& call, bool failed) {
+  ring_.add({call.info, "", call.run, trace_thread(), start_, Clock::now() - start_, failed});
+}
+
+void TimingHook::before(const KernelCall&) { start_ = Clock::now(); }
+
+std::optional<Error> TimingHook::after(const KernelCall& call, std::span<const Blob* const>) {
+  add(call, false);
+  return std::nullopt;
+}
+
+void TimingHook::failed(const KernelCall& call, const Error&) { add(call, true); }
+
+void TimingHook::add(const KernelCall& call, bool failed) {
+  const std::int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_).count();
+  std::lock_guard lock(mutex_);
+  Total& total = totals_[call.info->op];
+  ++total.calls;
+  total.failed += failed ? 1 : 0;
+  total.total_ns += ns;
+  total.max_ns = std::max(total.max_ns, ns);
+}
+
+std::map<std::string, TimingHook::Total> TimingHook::totals() const {
+  std::lock_guard lock(mutex_);
+  return totals_;
+}
+
+std::optional<Error> NanCheckHook::after(const KernelCall& call, std::span<const Blob* const> outputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i]->filled() || !outputs[i]->value().isTensor()) continue;
+    const at::Tensor& tensor = outputs[i]->value().toTensor();
+    if (!tensor.is_floating_point() && !tensor.is_complex()) continue;
+    if (tensor.layout() != at::kStrided || all_finite(tensor)) continue;
+    return Error(ErrorCode::kNanFound,
+                 "node " + std::to_string(call.info->node) + " (" + call.info->op + ") made a NaN or an infinity in its output " +
+                     std::to_string(i),
+                 "the first kernel that does; switch the check off where infinities are meant (masks)");
+  }
+  return std::nullopt;
+}
+
+}  // namespace callboard::kernels

@@ -1,0 +1,79 @@
+// A fragment made ready: operators resolved, arguments prepared, constants bound. What a run fills in is inside, too,
+// since runs of one fragment follow each other on one stream.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/expr_table.h"
+#include "kernels/kernel.h"
+#include "kernels/memory_forecast.h"
+#include "kernels/mutation_guard.h"
+#include "kernels/runtime.h"
+
+namespace callboard::kernels {
+
+/// Belongs to the compute stream's thread once it is loaded.
+struct LoadedFragment {
+  struct Input {
+    ValueCheck check;
+    std::string name;
+  };
+  struct BoundConstant {
+    Slot slot = kNoSlot;
+    at::Tensor tensor;
+  };
+  /// Only at the end of a run that succeeded does `current` become what `after` is then.
+  struct BoundState {
+    std::string name;
+    Slot before = kNoSlot;
+    Slot after = kNoSlot;
+    at::Tensor current;
+  };
+  struct Output {
+    Slot slot = kNoSlot;
+    ValueId value = kNoValue;
+    std::string name;
+    bool to_client = false;
+    std::size_t edges = 0;
+  };
+
+  std::vector<std::string> symbol_names;
+  std::vector<Input> inputs;
+  std::vector<BoundConstant> constants;
+  std::vector<BoundState> states;
+  std::uint64_t state_version = 0;  ///< runs that changed the state
+  std::vector<std::unique_ptr<Kernel>> kernels;
+  std::vector<std::uint32_t> frees_begin;  ///< kernel i is followed by frees[frees_begin[i], frees_begin[i + 1])
+  std::vector<Slot> frees;
+  std::vector<Output> outputs;
+  bool writes = false;  ///< some kernel writes to an argument
+
+  MemoryForecast forecast;
+  bool may_not_fit = false;  ///< with large symbols the forecast exceeds memory_limit: look at each run
+  std::uint64_t memory_limit = 0;
+  LoadedInfo info;
+
+  // -- of the present run ----------------------------------------------------------------------------------------------
+  std::vector<Blob> blobs;
+  ExprTable exprs;
+  MutationGuard guard;  ///< knows the storages that the run was given also where nothing writes: they are not leased out
+
+  /// Empties the blobs: what the run held goes back, leases on inputs end.
+  void reset();
+  /// The forecast against the limit, with these symbols; kDoesNotFit names the node at the peak.
+  Status check_fits(std::span<const std::int64_t> symbols) const;
+  Error does_not_fit(const MemoryForecast::Peak& peak) const;
+};
+
+/// Everything that keeps the fragment from running is found at once (as causes where there are several), each with node,
+/// operator, module and source line.
+Result<std::unique_ptr<LoadedFragment>> load_fragment(const Fragment& fragment, const DeviceBackend& backend,
+                                                      std::uint64_t memory_limit, const ConstantOpener& constants);
+
+}  // namespace callboard::kernels

@@ -1,0 +1,79 @@
+#include "kernels/mutation_guard.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/List.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/set.h>
+
+namespace callboard::kernels {
+
+namespace {
+
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+at::Tensor view_of(const at::Tensor& tensor, const c10::Storage& storage) {
+  at::Tensor moved = at::empty({0}, tensor.options());
+  return moved.set_(storage, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+}
+
+/// Calls `change` with each tensor of a value, itself or inside a list, and stores what it returns.
+template <class Change>
+void change_tensors(c10::IValue& value, const Change& change) {
+  if (value.isTensor()) {
+    if (auto changed = change(value.toTensor()); changed.defined()) value = c10::IValue(std::move(changed));
+  } else if (value.isTensorList()) {
+    c10::List<at::Tensor> tensors = value.toTensorList();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      if (auto changed = change(tensors.get(i)); changed.defined()) tensors.set(i, std::move(changed));
+    }
+  }
+}
+
+}  // namespace
+
+void MutationGuard::protect(const at::Tensor& tensor) {
+  if (storage_of(tensor) != nullptr) protected_.push_back(tensor.storage().getWeakStorageImpl());
+}
+
+bool MutationGuard::is_protected(const at::Tensor& tensor) const {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  return storage != nullptr &&
+         std::ranges::any_of(protected_, [storage](const auto& known) { return known._unsafe_get_target() == storage; });
+}
+
+void MutationGuard::before_write(c10::IValue& argument, torch::jit::Stack& stack, std::span<Blob> blobs) {
+  if (argument.isTensor()) {
+    const at::Tensor tensor = argument.toTensor();
+    if (is_protected(tensor)) copy_storage(tensor, stack, blobs);
+  } else if (argument.isTensorList()) {
+    const std::vector<at::Tensor> tensors = argument.toTensorVector();
+    for (const at::Tensor& tensor : tensors) {
+      if (is_protected(tensor)) copy_storage(tensor, stack, blobs);
+    }
+  }
+}
+
+void MutationGuard::copy_storage(const at::Tensor& tensor, torch::jit::Stack& stack, std::span<Blob> blobs) {
+  const c10::Storage& old = tensor.storage();
+  const auto bytes = static_cast<std::int64_t>(old.nbytes());
+  at::Tensor whole = at::empty({0}, tensor.options().dtype(at::kByte));
+  whole.set_(old, 0, {bytes}, {1});
+  const c10::Storage fresh = at::clone(whole).storage();
+
+  const c10::StorageImpl* from = old.unsafeGetStorageImpl();
+  const auto move = [&](const at::Tensor& seen) {
+    return storage_of(seen) == from ? view_of(seen, fresh) : at::Tensor();
+  };
+  for (c10::IValue& argument : stack) change_tensors(argument, move);
+  for (Blob& blob : blobs) {
+    if (!blob.filled() || !blob.value().isTensor()) continue;
+    if (at::Tensor moved = move(blob.value().toTensor()); moved.defined()) blob.rebase(std::move(moved));
+  }
+}
+
+}  // namespace callboard::kernels

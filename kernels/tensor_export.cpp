@@ -1,0 +1,171 @@
+#include "kernels/tensor_export.h"
+
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/resolve_conj.h>
+#include <ATen/ops/resolve_neg.h>
+
+#include "kernels/kernel.h"
+#include "kernels/tensor_convert.h"
+#include "messages/base/check.h"
+#include "messages/limits.h"
+
+namespace callboard::kernels {
+
+namespace {
+
+/// Bytes from the first to the end of the last element that the tensor touches; strides are never negative.
+std::uint64_t touched_bytes(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  std::int64_t last = 0;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  return static_cast<std::uint64_t>(last + 1) * tensor.element_size();
+}
+
+/// Spread over much more memory than it has elements for.
+bool is_thin(const at::Tensor& tensor, std::uint64_t touched) {
+  const std::uint64_t packed = static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
+  if (packed <= limits::kInlineBytesMax && touched > limits::kInlineBytesMax) return true;
+  return touched / TensorExporter::kSpreadMax > packed;
+}
+
+const std::byte* start_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
+
+Status check_plain(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided) {
+    return fail(ErrorCode::kUnsupported, "a tensor of layout " + describe(tensor) + " has no plain memory to hand over",
+                "call to_dense() on it in the program");
+  }
+  if (tensor.is_quantized()) {
+    return fail(ErrorCode::kUnsupported, "quantized tensors do not travel", "call dequantize() on it in the program");
+  }
+  if (tensor.is_meta() || !tensor.has_storage()) {
+    return fail(ErrorCode::kUnsupported, "a tensor without memory (on " + tensor.device().str() + ") cannot be handed over");
+  }
+  return {};
+}
+
+std::vector<WireValue> for_each_holder(const ExportItem& item, const WireValue& value) {
+  return std::vector<WireValue>(item.holders.size(), value);
+}
+
+}  // namespace
+
+Result<std::vector<WireValue>> TensorExporter::export_item(const ExportItem& item, StreamContext& stream, TimePoint deadline) {
+  const c10::IValue& value = item.value;
+  if (value.isNone() || (value.isTensor() && !value.toTensor().defined())) return for_each_holder(item, std::monostate());
+  if (value.isInt()) return for_each_holder(item, value.toInt());
+  if (value.isDouble()) return for_each_holder(item, value.toDouble());
+  if (value.isBool()) return for_each_holder(item, value.toBool());
+  Result<std::vector<WireValue>> result = fail(ErrorCode::kUnsupported, "a value of kind " + value.tagKind() + " does not travel");
+  if (value.isTensor()) {
+    try {
+      result = export_tensor(value.toTensor(), item, stream, deadline);
+    } catch (const std::exception& thrown) {  // LibTorch's, while resolving or packing
+      result = fail(ErrorCode::kOutOfMemory, std::string("it cannot be packed: ") + thrown.what());
+    }
+  }
+  if (!result) result.error().message = "output '" + item.name + "': " + result.error().message;
+  return result;
+}
+
+Result<std::vector<WireValue>> TensorExporter::export_tensor(at::Tensor tensor, const ExportItem& item, StreamContext& stream, TimePoint deadline) {
+  CALLBOARD_TRY(check_plain(tensor));
+  CALLBOARD_TRY(dtype_of(tensor.scalar_type()));
+  // Sizes, strides and offset do not say that a view is conjugated or negated.
+  tensor = at::resolve_neg(at::resolve_conj(tensor));
+  bool packed = false;
+  if (is_thin(tensor, touched_bytes(tensor))) {
+    tensor = tensor.contiguous();
+    packed = true;
+  }
+  const std::uint64_t touched = touched_bytes(tensor);
+  if (touched <= limits::kInlineBytesMax) {
+    TensorHandle handle;
+    CALLBOARD_ASSIGN(handle.meta, meta_of(tensor));
+    handle.meta.storage_offset = 0;
+    InlineBytes bytes;
+    if (touched > 0) {
+      bytes.bytes.resize(touched);
+      stream.copy(bytes.bytes.data(), start_of(tensor), touched);
+      CALLBOARD_TRY(stream.wait(*stream.record(), deadline));
+    }
+    handle.data = std::move(bytes);
+    return for_each_holder(item, handle);
+  }
+  if (packed || can_lease(tensor, item)) {
+    auto leased = lease(tensor, item);
+    if (leased || leased.error().code != ErrorCode::kTensorLost) return leased;
+  }
+  return copy_in(tensor, item, stream, deadline);
+}
+
+bool TensorExporter::can_lease(const at::Tensor& tensor, const ExportItem& item) const {
+  if (tensor.unsafeGetTensorImpl() != item.value.unsafeToTensorImpl()) return true;  // resolved: memory of its own
+  if (item.copy) return false;
+  return tensor.storage().nbytes() / kSpreadMax <= touched_bytes(tensor);
+}
+
+/// kTensorLost if the tensor does not lie in the arena.
+Result<std::vector<WireValue>> TensorExporter::lease(const at::Tensor& tensor, const ExportItem& item) {
+  std::vector<WireValue> handles;
+  const auto give_up = [&](const char* why) {
+    for (const WireValue& handle : handles) {
+      own_.arena()->release(std::get<ArenaBlock>(std::get<TensorHandle>(handle).data).lease);
+    }
+    return fail(ErrorCode::kTensorLost, why);
+  };
+  CALLBOARD_ASSIGN(TensorMeta meta, meta_of(tensor));
+  for (const ActorId& holder : item.holders) {
+    auto leased = own_.lease(start_of(tensor), holder);
+    if (!leased) return give_up("it does not lie in the arena");
+    TensorHandle handle{meta, leased->handle};
+    handles.emplace_back(handle);
+    // The storage may begin inside the block, the handle begins where the block does.
+    const std::ptrdiff_t offset = start_of(tensor) - leased->start;
+    const auto element = static_cast<std::ptrdiff_t>(tensor.element_size());
+    if (offset < 0 || offset % element != 0) return give_up("its elements do not fit the block's raster");
+    handle.meta.storage_offset = offset / element;
+    if (!handle.check()) return give_up("it reaches beyond its block");
+    handles.back() = std::move(handle);
+  }
+  return handles;
+}
+
+Result<std::vector<WireValue>> TensorExporter::copy_in(const at::Tensor& tensor, const ExportItem& item, StreamContext& stream, TimePoint deadline) {
+  const std::uint64_t touched = touched_bytes(tensor);
+  CALLBOARD_ASSIGN(void* const block, own_.arena()->allocate(touched));
+  stream.copy(block, start_of(tensor), touched);
+  Status copied = stream.wait(*stream.record(), deadline);
+  copied_bytes_.fetch_add(touched, std::memory_order_relaxed);
+  TensorHandle handle;
+  std::vector<WireValue> handles;
+  if (auto meta = meta_of(tensor); meta && copied) {
+    handle.meta = std::move(*meta);
+    handle.meta.storage_offset = 0;
+    for (const ActorId& holder : item.holders) {
+      auto leased = own_.lease(block, holder);
+      CALLBOARD_CHECK(leased.has_value(), "a block just allocated can be leased");
+      handle.data = std::move(leased->handle);
+      handles.emplace_back(handle);
+    }
+  }
+  own_.arena()->deallocate(block);  // from here the leases keep it
+  if (!copied) return fail(std::move(copied).error());
+  return handles;
+}
+
+std::uint64_t TensorExporter::bytes_to_copy(const ExportItem& item) const {
+  if (!item.value.isTensor() || !item.value.toTensor().defined()) return 0;
+  const at::Tensor& tensor = item.value.toTensor();
+  if (tensor.layout() != at::kStrided || !tensor.has_storage() || tensor.is_meta()) return 0;
+  const std::uint64_t touched = touched_bytes(tensor);
+  if (is_thin(tensor, touched) || tensor.is_conj() || tensor.is_neg()) {
+    return static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
+  }
+  if (touched <= limits::kInlineBytesMax || (can_lease(tensor, item) && own_.arena()->find(start_of(tensor)))) return 0;
+  return touched;
+}
+
+}  // namespace callboard::kernels

@@ -1,0 +1,63 @@
+"""Recording what the devices do, as a Chrome trace that Perfetto and chrome://tracing open."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from callboard.errors import CallboardError
+
+# Devices keep a bounded number of spans and an answer has a size limit: take them before either matters.
+_TAKE_EVERY_S = 0.5
+
+
+class TraceRecorder:
+    """`with cluster.trace("run.json"):` records what happens inside. The file is written at the end."""
+
+    def __init__(self, operation: Callable[..., Any], devices: list[str], path: str | os.PathLike[str]) -> None:
+        self._operation = operation
+        self._devices = devices
+        self.path = Path(path)
+        self._events: list[Any] = []
+        self._stop = threading.Event()
+        self._taker = threading.Thread(target=self._take_until_stopped, name="callboard-trace", daemon=True)
+
+    def __enter__(self) -> TraceRecorder:
+        self._operation("trace", action="on")
+        self._taker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._taker.join()
+        try:
+            self._operation("trace", action="off")
+            self._take()
+        except CallboardError:
+            if kind is None:
+                raise
+        finally:
+            self.write()
+
+    def write(self) -> None:
+        """What was recorded so far."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}), encoding="utf-8")
+
+    def _take_until_stopped(self) -> None:
+        while not self._stop.wait(_TAKE_EVERY_S):
+            try:
+                self._take()
+            except CallboardError:
+                continue  # a device that is down at the moment; its spans are gone with it
+
+    def _take(self) -> None:
+        for device in self._devices:
+            self._events.extend(self._operation("trace", action="take", device=device).get("traceEvents", ()))

@@ -1,0 +1,217 @@
+"""A connection to a cluster: programs are compiled here and run there."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from callboard import _native
+from callboard.errors import from_fields
+
+if TYPE_CHECKING:
+    import torch
+
+    from callboard._launch import NodeProcess
+    from callboard._trace import TraceRecorder
+    from callboard.future import CompletionHub
+    from callboard.program import Program
+
+__all__ = ["Cluster", "connect"]
+
+# Programs of cluster.op() that stay loaded; the coordinator keeps 256 in all.
+_EAGER_PROGRAMS_MAX = 64
+_EVENTS_MAX = 1024
+
+
+class Cluster:
+    """Made by launch() or connect(). Any thread may use it. Leaving a `with` block closes it, and stops the cluster if
+    launch() started it.
+    """
+
+    def __init__(self, client: _native.Client, node: NodeProcess | None = None) -> None:
+        self._client = client
+        self._node = node
+        self._lock = threading.Lock()
+        self._eager: collections.OrderedDict[Any, Program] = collections.OrderedDict()
+        self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=_EVENTS_MAX)
+        self._hub_made: CompletionHub | None = None
+
+    # -- programs -----------------------------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        module: torch.nn.Module | Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+        dynamic_shapes: Any = None,
+        placement: Any = "auto",
+        *,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Program:
+        """Exports the module with torch.export and loads it on the devices.
+
+        args, kwargs     example arguments; sizes are fixed to theirs but for those that dynamic_shapes frees
+        dynamic_shapes   as torch.export takes it: ({0: Dim("batch", max=64)}, None), or by argument name
+        placement        "auto" balances over all devices; "cpu0" puts everything there; ["cpu0", "cpu1"] balances over
+                         these; {"cpu0": ["embeddings", "encoder.layer.0"], "cpu1": ["encoder.layer.1"]} places by
+                         module prefix, (first, last) node numbers are allowed too
+        timeout          seconds for loading
+        """
+        # Imports of what needs torch are made where it is needed: a client that only asks for the status is quick.
+        from callboard import export as exporter
+        from callboard.program import Program, placement_dict
+
+        where = placement_dict(placement)
+        builder = _native.GraphBuilder(name or str(getattr(module, "__name__", type(module).__name__)))
+        exported = exporter.export(module, args, kwargs, dynamic_shapes)
+        forward = getattr(module, "forward", module)
+        with _native_errors():
+            structure = exporter.build_program(exported, builder, forward=forward, dynamic_shapes=dynamic_shapes)
+            native = self._client.load(builder, where, timeout)
+        return Program(native, structure, self._hub, builder=builder, placement=where)
+
+    def load(self, path: str | os.PathLike[str], placement: Any = None, *, timeout: float | None = None) -> Program:
+        """A program that program.save() wrote; without a placement it goes where it was."""
+        from callboard._structure import ANNOTATION, Structure, flat_structure
+        from callboard.program import Program, placement_dict
+
+        with _native_errors():
+            where = None if placement is None else placement_dict(placement)
+            native = self._client.load_file(os.fspath(path), where, timeout)
+        saved = native.annotations.get(ANNOTATION)
+        if saved is not None:
+            structure = Structure.loads(saved)
+        else:
+            structure = flat_structure([info["name"] for info in native.inputs], len(native.output_names))
+        return Program(native, structure, self._hub, source=Path(path).resolve())
+
+    def op(self, name: str, *args: Any, placement: str = "auto", **kwargs: Any) -> Any:
+        """Runs one operator on a device and gives its result: cluster.op("aten::add.Tensor", a, b, alpha=2)."""
+        from callboard._eager import EagerCall
+
+        call = EagerCall(name, args, kwargs)
+        return self._eager_program(call, placement)(*call.tensors)
+
+    def _eager_program(self, call: Any, placement: str) -> Program:
+        from callboard.program import Program, placement_dict
+
+        key = (call.key, placement)
+        with self._lock:
+            program = self._eager.get(key)
+            if program is not None:
+                self._eager.move_to_end(key)
+                return program
+        builder = _native.GraphBuilder(call.name)
+        with _native_errors():
+            structure = call.build(builder)
+            native = self._client.load(builder, placement_dict(placement))
+        program = Program(native, structure, self._hub)
+        with self._lock:
+            self._eager[key] = program
+            if len(self._eager) > _EAGER_PROGRAMS_MAX:
+                self._eager.popitem(last=False)
+        return program
+
+    # -- the cluster --------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """As in the cluster file."""
+        return self._client.cluster["name"]
+
+    @property
+    def run_dir(self) -> str:
+        """Where its sockets and logs are."""
+        return self._client.cluster["run_dir"]
+
+    @property
+    def devices(self) -> list[str]:
+        """Names of its devices, as placements use them."""
+        return [actor["name"] for actor in self.status()["actors"] if actor["role"] == "device"]
+
+    def operation(self, operation: str, *, timeout: float | None = None, **arguments: Any) -> dict[str, Any]:
+        """An entry of the coordinator's table, as the command line has it: operation("restart_actor", name="cpu0")."""
+        with _native_errors():
+            answer = self._client.operation(operation, json.dumps(arguments), timeout)
+        result: dict[str, Any] = json.loads(answer)
+        return result
+
+    def status(self) -> dict[str, Any]:
+        """Actors with their states, process ids and load; programs, requests, counters."""
+        return self.operation("status")
+
+    def trace(self, path: str | os.PathLike[str]) -> TraceRecorder:
+        """`with cluster.trace("run.json"): …` records what the devices do, for ui.perfetto.dev."""
+        from callboard._trace import TraceRecorder
+
+        return TraceRecorder(self.operation, self.devices, path)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What happened to actors since the last call: dicts with actor, name, event ("ready", "down", "restarting",
+        "failed") and error.
+        """
+        self._collect_events()
+        found = []
+        while self._events:
+            found.append(self._events.popleft())
+        return found
+
+    def _collect_events(self) -> None:
+        for event in self._client.drain_events():
+            error = event["error"]
+            self._events.append({**event, "error": None if error is None else from_fields(error)})
+
+    @property
+    def _hub(self) -> CompletionHub:
+        from callboard.future import CompletionHub
+
+        with self._lock:
+            if self._hub_made is None:
+                self._hub_made = CompletionHub(self._client, self._collect_events)
+            return self._hub_made
+
+    def close(self) -> None:
+        """Ends the connection, and the cluster if launch() started it. What runs ends with Cancelled. Idempotent."""
+        try:
+            self._client.close()
+        finally:
+            if self._node is not None:
+                self._node.stop()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._client.closed else self.run_dir
+        return f"<Cluster {self.name}, {state}>"
+
+
+def connect(cluster: str | os.PathLike[str] = "", *, timeout: float = 10.0) -> Cluster:
+    """To a running cluster by its name or run directory; without one, to the only one that runs on this host."""
+    with _native_errors():
+        return Cluster(_native.Client.connect(os.fspath(cluster), timeout))
+
+
+class _native_errors:  # noqa: N801 (a context manager that reads like a function)
+    """Failures of the native module as exceptions of ours."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, _native.NativeError):
+            raise from_fields(error.error) from None

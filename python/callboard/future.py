@@ -1,0 +1,138 @@
+"""What a submitted call gives: its result once it is there, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from callboard import _native
+from callboard.errors import DeadlineExceeded, from_fields
+
+if TYPE_CHECKING:
+    from callboard._native import NativeFuture
+
+__all__ = ["TensorFuture"]
+
+
+class TensorFuture:
+    """The outcome of one call, exactly once: a result or an exception. Any thread may use it; dropping it does not
+    cancel the call.
+    """
+
+    __slots__ = ("__weakref__", "_cache", "_finish", "_hub", "_native")
+
+    def __init__(self, native: NativeFuture, finish: Callable[[list[Any]], Any], hub: CompletionHub) -> None:
+        self._native = native
+        self._finish = finish
+        self._hub = hub
+        self._cache: dict[str, Any] = {}
+
+    def get(self, timeout: float | None = None) -> Any:
+        """The result in the module's own structure; raises what the call failed with. Waits, by default as long as the
+        call's own deadline lets it. After `timeout` seconds DeadlineExceeded; the call itself goes on.
+        """
+        if "result" not in self._cache:
+            if timeout is not None and not self._native.wait(timeout):
+                raise DeadlineExceeded(
+                    f"no result within {timeout:g} s; the call goes on", hint="get() again, or cancel() it"
+                )
+            # Two threads may both finish it; the first result is kept, so that every get() gives the same object.
+            return self._cache.setdefault("result", self._finish(self._results()))
+        return self._cache["result"]
+
+    def _results(self) -> list[Any]:
+        try:
+            return self._native.result()
+        except _native.NativeError as failure:
+            raise from_fields(failure.error) from None
+
+    def wait(self) -> None:
+        """Until the outcome is there, whatever it is."""
+        self._native.wait(None)
+
+    def wait_for(self, seconds: float) -> bool:
+        """True if the outcome is there within `seconds`."""
+        return self._native.wait(seconds)
+
+    def is_ready(self) -> bool:
+        """Is the outcome there?"""
+        return self._native.is_ready()
+
+    def cancel(self) -> None:
+        """Asks the cluster to stop the call. It then ends with Cancelled, or with its result if that came first."""
+        self._native.cancel()
+
+    @property
+    def state_version(self) -> int:
+        """How many calls have changed the program's buffers, this one included; 0 if it has none or is not ready."""
+        return self._native.state_version
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Cancelling the task that awaits cancels the call."""
+        if not self._native.is_ready():
+            try:
+                yield from self._hub.waiter(self._native).__await__()
+            except asyncio.CancelledError:
+                self._native.cancel()
+                raise
+        return self.get()
+
+    def __repr__(self) -> str:
+        return f"<TensorFuture {self._native.id}, {'ready' if self.is_ready() else 'running'}>"
+
+
+class CompletionHub:
+    """Wakes asyncio tasks when calls of one client end. The native client has one eventfd; every event loop with tasks
+    that wait watches it, and whichever wakes first tells the others' tasks, too.
+    """
+
+    def __init__(self, client: _native.Client, on_event: Callable[[], None]) -> None:
+        self._client = client
+        self._on_event = on_event  # the same descriptor reports actor events
+        self._lock = threading.Lock()
+        self._waiting: dict[int, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]] = {}
+        self._watching: dict[asyncio.AbstractEventLoop, int] = {}
+
+    def waiter(self, future: NativeFuture) -> asyncio.Future[None]:
+        """Done soon after `future` is; belongs to the running loop."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            self._waiting.setdefault(future.id, []).append((loop, waiter))
+            self._watching[loop] = self._watching.get(loop, 0) + 1
+            if self._watching[loop] == 1:
+                loop.add_reader(self._client.completion_fd(), self._drain)
+        waiter.add_done_callback(lambda _: self._forget(loop, future.id, waiter))
+        future.notify()
+        if future.is_ready():
+            # Another task's notification may be consumed already.
+            loop.call_soon(_wake, waiter)
+        return waiter
+
+    def _drain(self) -> None:
+        completed = self._client.drain_completed()
+        self._on_event()
+        with self._lock:
+            woken = [entry for number in completed for entry in self._waiting.pop(number, ())]
+        for loop, waiter in woken:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_wake, waiter)
+
+    def _forget(self, loop: asyncio.AbstractEventLoop, number: int, waiter: asyncio.Future[None]) -> None:
+        with self._lock:
+            entries = self._waiting.get(number, [])
+            entries[:] = [entry for entry in entries if entry[1] is not waiter]
+            if not entries:
+                self._waiting.pop(number, None)
+            self._watching[loop] -= 1
+            if self._watching[loop] == 0:
+                del self._watching[loop]
+                if not self._client.closed:
+                    loop.remove_reader(self._client.completion_fd())
+
+
+def _wake(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

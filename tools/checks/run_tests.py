@@ -1,0 +1,211 @@
+"""Builds and runs every kind of test, one stage after the other, and prints a count.
+
+Stages: checks (layers, tidy, Python lint and types), unit (C++ against the release build), python (the package against
+real clusters), asan, tsan (everything that does not link LibTorch), fuzz (each decoder for some seconds).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LOGS = ROOT / "build" / "test-logs"
+
+
+@dataclass
+class Outcome:
+    """What one stage found. A stage that ran nothing counts as failed."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def run(log: pathlib.Path, command: list[str], timeout: float, env: dict[str, str] | None = None) -> int:
+    """Runs a command with its output in `log`; prints the log's end if it fails. 124 after a time-out."""
+    with log.open("ab") as out:
+        out.write(f"$ {' '.join(command)}\n".encode())
+        out.flush()
+        try:
+            code = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                  timeout=timeout, env={**os.environ, **(env or {})}, check=False).returncode
+        except subprocess.TimeoutExpired:
+            out.write(f"\nended after {timeout:.0f} s\n".encode())
+            code = 124
+    if code != 0:
+        lines = log.read_text(errors="replace").splitlines()
+        print("\n".join("    " + line for line in lines[-60:]))
+        print(f"    (exit status {code}; whole log: {log.relative_to(ROOT)})", flush=True)
+    return code
+
+
+def build(log: pathlib.Path, preset: str) -> bool:
+    return run(log, ["bash", "tools/build", preset], timeout=2400) == 0
+
+
+def ctest(log: pathlib.Path, preset: str, arguments: list[str]) -> Outcome:
+    """Runs ctest; counts Catch2 test cases where the programs tell them, programs otherwise."""
+    outcome = Outcome()
+    folder = ROOT / "build" / preset
+    report = LOGS / f"ctest-{preset}.xml"
+    report.unlink(missing_ok=True)
+    env = {
+        "TSAN_OPTIONS": f"halt_on_error=1 second_deadlock_stack=1 suppressions={ROOT}/tools/checks/tsan.supp",
+        "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    command = ["ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error", "-j2", "--output-junit",
+               str(report), *arguments]
+    code = run(log, command, timeout=2400, env=env)
+    if not report.exists():
+        outcome.failed += 1
+        outcome.notes.append("ctest wrote no report")
+        return outcome
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        text = (case.findtext("system-out") or "")
+        counts = re.search(r"All tests passed \(\d+ assertions? in (\d+) test cases?\)", text)
+        partial = re.search(r"test cases: +(\d+) \| +(?:(\d+) passed \| +)?(\d+) failed", text)
+        if case.get("status") == "run":
+            outcome.passed += int(counts.group(1)) if counts else 1
+        elif partial:
+            outcome.passed += int(partial.group(2) or 0)
+            outcome.failed += int(partial.group(3))
+        else:
+            outcome.failed += 1
+        outcome.notes += [f"{case.get('name')}: {line.strip()}" for line in text.splitlines() if "SKIPPED:" in line]
+    if code != 0 and outcome.failed == 0:
+        outcome.failed += 1
+    outcome.skipped = len(outcome.notes)
+    return outcome
+
+
+def stage_checks(log: pathlib.Path, _: argparse.Namespace) -> Outcome:
+    outcome = Outcome()
+    python = sys.executable
+    commands = {
+        "layers": [python, "tools/checks/layers.py"],
+        "tidy": [python, "tools/checks/tidy.py"],
+        "ruff": [python, "-m", "ruff", "check", "python", "examples", "tests/python", "tools"],
+        "mypy": [python, "-m", "mypy", "--strict", "python/callboard"],
+    }
+    for name, command in commands.items():
+        good = run(log, command, timeout=300) == 0
+        outcome.passed += good
+        outcome.failed += not good
+        if not good:
+            outcome.notes.append(f"{name} failed")
+    return outcome
+
+
+def stage_unit(log: pathlib.Path, arguments: argparse.Namespace) -> Outcome:
+    if not build(log, "release"):
+        return Outcome(failed=1, notes=["the release build failed"])
+    return ctest(log, "release", [] if arguments.full else ["-LE", "slow"])
+
+
+def stage_python(log: pathlib.Path, arguments: argparse.Namespace) -> Outcome:
+    if not build(log, "release"):
+        return Outcome(failed=1, notes=["the release build failed"])
+    report = LOGS / "pytest.xml"
+    report.unlink(missing_ok=True)
+    env = {
+        "PYTHONPATH": str(ROOT / "build/release/python"),
+        "CALLBOARD_BIN_DIR": str(ROOT / "build/release/bin"),
+        "CALLBOARD_BUILD_DIR": str(ROOT / "build/release"),
+        "HF_HUB_OFFLINE": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "tests/python", "-q", "-x" if arguments.fail_fast else "-q",
+               f"--junitxml={report}", "--timeout=300", "-ra", *([] if arguments.full else ["-m", "not slow"])]
+    code = run(log, command, timeout=2400, env=env)
+    outcome = Outcome()
+    if not report.exists():
+        return Outcome(failed=1, notes=["pytest wrote no report"])
+    for suite in ElementTree.parse(report).getroot().iter("testsuite"):
+        tests, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+        bad = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+        outcome.failed += bad
+        outcome.skipped += skipped
+        outcome.passed += tests - bad - skipped
+        for case in suite.iter("testcase"):
+            for skip in case.iter("skipped"):
+                outcome.notes.append(f"{case.get('name')} skipped: {skip.get('message')}")
+    if code != 0 and outcome.failed == 0:
+        outcome.failed += 1
+    return outcome
+
+
+def sanitizer_stage(preset: str) -> Callable[[pathlib.Path, argparse.Namespace], Outcome]:
+    def stage(log: pathlib.Path, arguments: argparse.Namespace) -> Outcome:
+        if not build(log, preset):
+            return Outcome(failed=1, notes=[f"the {preset} build failed"])
+        return ctest(log, preset, [] if arguments.full else ["-LE", "slow"])
+
+    return stage
+
+
+def stage_fuzz(log: pathlib.Path, _: argparse.Namespace) -> Outcome:
+    if not build(log, "fuzz"):
+        return Outcome(failed=1, notes=["the fuzz build failed"])
+    return ctest(log, "fuzz", ["-L", "fuzz"])
+
+
+STAGES: dict[str, Callable[[pathlib.Path, argparse.Namespace], Outcome]] = {
+    "checks": stage_checks,
+    "unit": stage_unit,
+    "python": stage_python,
+    "asan": sanitizer_stage("asan"),
+    "tsan": sanitizer_stage("tsan"),
+    "fuzz": stage_fuzz,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tools/test", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="also what takes long (label or marker 'slow')")
+    parser.add_argument("--only", metavar="STAGE[,STAGE]", default=",".join(STAGES),
+                        help="some of: " + ", ".join(STAGES))
+    parser.add_argument("--fail-fast", action="store_true", help="stop at the first stage that fails")
+    arguments = parser.parse_args()
+    wanted = arguments.only.split(",")
+    unknown = [name for name in wanted if name not in STAGES]
+    if unknown:
+        parser.error(f"no stage {', '.join(unknown)}; there are: {', '.join(STAGES)}")
+    LOGS.mkdir(parents=True, exist_ok=True)
+    total = Outcome()
+    begin = time.monotonic()
+    for name in wanted:
+        log = LOGS / f"{name}.log"
+        log.write_bytes(b"")
+        print(f"[test] {name} …", flush=True)
+        stage_begin = time.monotonic()
+        outcome = STAGES[name](log, arguments)
+        if outcome.passed + outcome.failed == 0:
+            outcome.failed = 1
+            outcome.notes.append("ran no test")
+        total.passed += outcome.passed
+        total.failed += outcome.failed
+        total.skipped += outcome.skipped
+        print(f"[test] {name}: {outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped "
+              f"({time.monotonic() - stage_begin:.0f} s)", flush=True)
+        for note in outcome.notes:
+            print(f"    {note}")
+        if outcome.failed and arguments.fail_fast:
+            break
+    print(f"[test] {time.monotonic() - begin:.0f} s in all")
+    print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
+    return 1 if total.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
