@@ -14,13 +14,15 @@ constexpr std::string_view kNumber = "{i}";
 constexpr std::size_t kSocketPathMax = 107;  // sockaddr_un holds 108 bytes with the terminating zero
 constexpr std::size_t kSocketNameMax = 32;   // of a file in the run directory: "<device>.<incarnation>.sock"
 constexpr std::size_t kIncarnationDigits = 6;
-static_assert(kDeviceNameMax + 1 + kIncarnationDigits + 5 == kSocketNameMax, "a device's socket fits its place in the path");
+static_assert(kDeviceNameMax + 1 + kIncarnationDigits + 5 == kSocketNameMax,
+              "a device's socket fits its place in the path");
 /// Names that other actors of a cluster have.
 constexpr std::string_view kReserved[] = {"coordinator", "node", "client"};
 
 class Checks {
  public:
-  Checks(ClusterRead& read, const Machine& machine, Findings& findings) : read_(read), machine_(machine), findings_(findings) {}
+  Checks(ClusterRead& read, const Machine& machine, Findings& findings)
+      : read_(read), machine_(machine), findings_(findings) {}
 
   void run() {
     check_name();
@@ -47,7 +49,8 @@ class Checks {
 
   void check_name() {
     if (is_cluster_name(read_.config.name)) return;
-    error(ErrorCode::kConfigOutOfRange, place_of("name"), "name is '" + shown(read_.config.name) + "', which is not a cluster name",
+    error(ErrorCode::kConfigOutOfRange, place_of("name"),
+          "name is '" + shown(read_.config.name) + "', which is not a cluster name",
           "use 1 to 40 lower-case letters, digits and '-', not starting with '-'");
   }
 
@@ -78,27 +81,32 @@ class Checks {
                 write_duration(beat.interval) + "), so that one late beat is no death",
             "set heartbeat.dead to " + write_duration(3 * beat.interval) + " or more");
     }
-    check_order("restart.backoff.min", read_.config.restart.backoff_min, "restart.backoff.max", read_.config.restart.backoff_max, true);
+    check_order("restart.backoff.min", read_.config.restart.backoff_min, "restart.backoff.max",
+                read_.config.restart.backoff_max, true);
   }
 
   void check_tracing() {
     if (read_.config.tracing.enabled || read_.config.tracing.file.empty()) return;
     const Place place = place_of("tracing.file");
-    findings_.warning(ErrorCode::kConfigConflict, place.at, place.width, "tracing.file is given, but tracing.enabled is false",
+    findings_.warning(ErrorCode::kConfigConflict, place.at, place.width,
+                      "tracing.file is given, but tracing.enabled is false",
                       "add enabled: true, or nothing is recorded");
   }
 
-  // -- devices ------------------------------------------------------------------------------------------------------------
+  // -- devices
+  // ------------------------------------------------------------------------------------------------------------
 
   void expand_devices() {
-    const bool all_believed = std::none_of(read_.devices.begin(), read_.devices.end(), [](const EntryRead& e) { return e.broken; });
+    const bool all_believed =
+        std::none_of(read_.devices.begin(), read_.devices.end(), [](const EntryRead& e) { return e.broken; });
     std::int64_t total = 0;
     for (EntryRead& entry : read_.devices) {
       if (entry.broken) continue;
       total += entry.entry.count;
       if (total > kDevicesMax) {
         return error(ErrorCode::kConfigOutOfRange, place_of(entry, "count"),
-                     "devices holds more than " + std::to_string(kDevicesMax) + " devices (" + std::to_string(total) + " up to " + entry.label + ")");
+                     "devices holds more than " + std::to_string(kDevicesMax) + " devices (" + std::to_string(total) +
+                         " up to " + entry.label + ")");
       }
       if (!check_entry(entry) || !all_believed) continue;
       expand_entry(entry);
@@ -111,13 +119,15 @@ class Checks {
     if (!entry.index.empty()) {
       const Place place = place_of(read, "index");
       if (entry.kind == "cpu") {
-        error(ErrorCode::kConfigConflict, place, read.label + ".index is for kind cuda only", "remove it: CPU devices are numbered as they stand");
+        error(ErrorCode::kConfigConflict, place, read.label + ".index is for kind cuda only",
+              "remove it: CPU devices are numbered as they stand");
       }
       const bool list = entry.index.size() > 1;
       if (list && !read.given.contains("count")) entry.count = static_cast<std::int64_t>(entry.index.size());
       if (list && entry.count != static_cast<std::int64_t>(entry.index.size())) {
         error(ErrorCode::kConfigConflict, place,
-              read.label + ".index names " + std::to_string(entry.index.size()) + " GPUs, but count is " + std::to_string(entry.count),
+              read.label + ".index names " + std::to_string(entry.index.size()) + " GPUs, but count is " +
+                  std::to_string(entry.count),
               "remove count");
       }
     }
@@ -125,18 +135,22 @@ class Checks {
     const Place place = place_of(read, "name");
     if (entry.count > 1 && entry.name.find(kNumber) == std::string::npos) {
       error(ErrorCode::kConfigConflict, place,
-            read.label + ".name is '" + shown(entry.name) + "' for " + std::to_string(entry.count) + " devices, whose names would be equal",
+            read.label + ".name is '" + shown(entry.name) + "' for " + std::to_string(entry.count) +
+                " devices, whose names would be equal",
             "put {i} into it, as in \"" + shown(entry.name) + "{i}\"");
     }
     if (!is_device_name(named(entry.name, 0))) {
-      error(ErrorCode::kConfigOutOfRange, place, read.label + ".name is '" + shown(entry.name) + "', which is not a device name",
-            "use a lower-case letter, then lower-case letters, digits, '-' and '_', at most 20 together; {i} stands for the number");
+      error(ErrorCode::kConfigOutOfRange, place,
+            read.label + ".name is '" + shown(entry.name) + "', which is not a device name",
+            "use a lower-case letter, then lower-case letters, digits, '-' and '_', at most 20 together; {i} stands "
+            "for the number");
     }
     return findings_.errors() == before;
   }
 
   static std::string named(std::string pattern, std::uint32_t number) {
-    if (const std::size_t at = pattern.find(kNumber); at != std::string::npos) pattern.replace(at, kNumber.size(), std::to_string(number));
+    if (const std::size_t at = pattern.find(kNumber); at != std::string::npos)
+      pattern.replace(at, kNumber.size(), std::to_string(number));
     return pattern;
   }
 
@@ -175,21 +189,26 @@ class Checks {
     }
     const Place place = place_of(read, "name");
     if (std::find(std::begin(kReserved), std::end(kReserved), device.name) != std::end(kReserved)) {
-      error(ErrorCode::kConfigConflict, place, read.label + ".name is '" + device.name + "', which another actor of the cluster has",
+      error(ErrorCode::kConfigConflict, place,
+            read.label + ".name is '" + device.name + "', which another actor of the cluster has",
             "take another name, such as cpu" + std::to_string(device.index));
     }
     if (device.name.size() > kDeviceNameMax) {
-      error(ErrorCode::kConfigOutOfRange, place, read.label + ": the name '" + device.name + "' has more than " + std::to_string(kDeviceNameMax) + " characters");
+      error(ErrorCode::kConfigOutOfRange, place,
+            read.label + ": the name '" + device.name + "' has more than " + std::to_string(kDeviceNameMax) +
+                " characters");
     }
     const auto [owner, fresh] = names_.try_emplace(device.name, read.label);
     if (!fresh) {
-      error(ErrorCode::kConfigConflict, place, "the name '" + device.name + "' is taken twice: by " + owner->second + " and by " + read.label,
+      error(ErrorCode::kConfigConflict, place,
+            "the name '" + device.name + "' is taken twice: by " + owner->second + " and by " + read.label,
             "names are unique; {i} is the number among all devices of a kind");
     }
     return findings_.errors() == before;
   }
 
-  // -- the machine ----------------------------------------------------------------------------------------------------------
+  // -- the machine
+  // ----------------------------------------------------------------------------------------------------------
 
   void check_paths() {
     if (machine_.run_root.empty() || !is_cluster_name(read_.config.name)) return;
@@ -197,8 +216,9 @@ class Checks {
     constexpr std::size_t kRunDirMax = kSocketPathMax - kSocketNameMax - 1;
     if (path.size() <= kRunDirMax) return;
     error(ErrorCode::kConfigOutOfRange, place_of("name"),
-          "the run directory " + path + " has " + std::to_string(path.size()) + " bytes; at most " + std::to_string(kRunDirMax) +
-              " are possible, because a socket's path ends at " + std::to_string(kSocketPathMax),
+          "the run directory " + path + " has " + std::to_string(path.size()) + " bytes; at most " +
+              std::to_string(kRunDirMax) + " are possible, because a socket's path ends at " +
+              std::to_string(kSocketPathMax),
           "set CALLBOARD_RUN_DIR to a short directory such as /tmp/cb, or shorten the name");
   }
 
@@ -221,12 +241,14 @@ class Checks {
   const Machine& machine_;
   Findings& findings_;
   std::uint32_t next_cpu_ = 0;
-  std::map<std::uint32_t, std::string> cuda_;           ///< GPU → label of its entry
+  std::map<std::uint32_t, std::string> cuda_;  ///< GPU → label of its entry
   std::map<std::string, std::string, std::less<>> names_;
 };
 
 }  // namespace
 
-void check_cluster(ClusterRead& read, const Machine& machine, Findings& findings) { Checks(read, machine, findings).run(); }
+void check_cluster(ClusterRead& read, const Machine& machine, Findings& findings) {
+  Checks(read, machine, findings).run();
+}
 
 }  // namespace callboard::config

@@ -1,4 +1,5 @@
-// The cluster file as a validated structure. One table (config/schema.cpp) gives parser, JSON Schema and reference page.
+// The cluster file as a validated structure. One table (config/schema.cpp) gives parser, JSON Schema and reference
+// page.
 #pragma once
 
 #include <chrono>
@@ -39,31 +40,31 @@ struct HeartbeatConfig {
 struct LimitsConfig {
   std::uint32_t requests_per_client = 1'024;
   std::uint32_t clients = 256;
-  Millis deadline{120'000};            ///< of a request that names none
+  Millis deadline{120'000};  ///< of a request that names none
   Millis start_timeout{60'000};
   Millis stop_grace{5'000};
 };
 
 struct LogConfig {
   log::Level level = log::Level::kInfo;
-  std::string dir;                     ///< empty: <run dir>/logs
+  std::string dir;  ///< empty: <run dir>/logs
 };
 
 struct TracingConfig {
   bool enabled = false;
-  std::string file;                    ///< where `callboard down` and launch() leave the Chrome trace; empty: <run dir>/trace.json
+  std::string file;  ///< where `callboard down` and launch() leave the Chrome trace; empty: ./trace.json
 };
 
 struct ChecksConfig {
-  bool outputs = true;                 ///< step 5 of Kernel::run
-  bool nan = false;                    ///< refuse NaN and Inf in outputs
+  bool outputs = true;  ///< step 5 of Kernel::run
+  bool nan = false;     ///< refuse NaN and Inf in outputs
 };
 
 struct ClusterConfig {
   std::uint32_t version = 1;
   std::string name = "local";
   std::vector<DeviceConfig> devices;
-  std::string retry = "never";         ///< never | pure (step 6 implements pure; until then it is refused with a clear error)
+  std::string retry = "never";  ///< never | pure (step 6 implements pure; until then it is refused with a clear error)
   RestartConfig restart;
   HeartbeatConfig heartbeat;
   LimitsConfig limits;
@@ -72,9 +73,9 @@ struct ClusterConfig {
   ChecksConfig checks;
 };
 
-/// Parses and validates. `file` is only used in error messages. All findings at once (at most 50, sorted by position) as
-/// causes; each message starts "file:line:column: " (1-based) and names key, value, what is allowed and the nearest name.
-/// For text that is JSON (callboard.launch of a dict) they also name the path, "devices[0].kind".
+/// Parses and validates. `file` is only used in error messages. All findings at once (at most 50, sorted by position)
+/// as causes; each message starts "file:line:column: " (1-based) and names key, value, what is allowed and the nearest
+/// name. For text that is JSON (callboard.launch of a dict) they also name the path, "devices[0].kind".
 Result<ClusterConfig> parse_cluster(std::string_view text, std::string_view file);
 Result<ClusterConfig> load_cluster(const std::string& path);
 

@@ -33,7 +33,8 @@ std::size_t utf8_length(std::string_view text, std::size_t at) {
 }
 
 int characters(std::string_view text) {
-  return static_cast<int>(std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+  return static_cast<int>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
 }
 
 /// Put behind the text. Where a file ends with a line break, yaml-cpp takes the end for a closing quote; with a comment
@@ -55,7 +56,8 @@ class Lines {
     const std::size_t start = starts_[line];
     const std::size_t end = line + 1 < starts_.size() ? starts_[line + 1] : text_.size();
     // Behind the last line there is only the marker.
-    const std::size_t column = line < static_cast<std::size_t>(mark.line) ? end - start : static_cast<std::size_t>(std::max(mark.column, 0));
+    const std::size_t column =
+        line < static_cast<std::size_t>(mark.line) ? end - start : static_cast<std::size_t>(std::max(mark.column, 0));
     const std::size_t stop = std::min(end, start + column);
     return {static_cast<int>(line) + 1, characters(text_.substr(start, stop - start)) + 1};
   }
@@ -63,12 +65,15 @@ class Lines {
   /// that is neither blank nor a comment.
   Position position_of_empty_item(const YAML::Mark& mark) const {
     const Position at = position(mark);
-    const std::string_view rest = line(at.line).substr(std::min(line(at.line).size(), static_cast<std::size_t>(std::max(mark.column, 0))));
+    const std::string_view rest =
+        line(at.line).substr(std::min(line(at.line).size(), static_cast<std::size_t>(std::max(mark.column, 0))));
     if (!rest.empty() && (rest[0] == '~' || rest[0] == 'n' || rest[0] == 'N')) return at;  // written out
     for (int number = at.line; number >= 1; --number) {
       const std::string_view before = line(number);
       const std::size_t first = before.find_first_not_of(" \r\n");
-      if (first == std::string_view::npos || before[first] == '#' || Position{number, static_cast<int>(first) + 1} >= at) continue;
+      if (first == std::string_view::npos || before[first] == '#' ||
+          Position{number, static_cast<int>(first) + 1} >= at)
+        continue;
       return before[first] == '-' ? Position{number, static_cast<int>(first) + 1} : at;
     }
     return at;
@@ -93,7 +98,8 @@ class TreeBuilder final : public YAML::EventHandler {
 
   void OnDocumentStart(const YAML::Mark& mark) override {
     if (++documents_ < 2) return;
-    refuse(lines_.position(mark), "the file holds a second document", "a cluster file is one document: remove the '---' between them");
+    refuse(lines_.position(mark), "the file holds a second document",
+           "a cluster file is one document: remove the '---' between them");
   }
   void OnDocumentEnd() override {}
 
@@ -121,7 +127,8 @@ class TreeBuilder final : public YAML::EventHandler {
     node.quoted = tag == "!";
     place(std::move(node));
   }
-  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t, YAML::EmitterStyle::value) override {
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {
     open(DocumentNode::Kind::kSequence, mark, tag);
   }
   void OnSequenceEnd() override { close(); }
@@ -159,12 +166,14 @@ class TreeBuilder final : public YAML::EventHandler {
   }
   void count(Position at) {
     if (++nodes_ > kDocumentNodesMax) {
-      refuse(at, "more than " + std::to_string(kDocumentNodesMax) + " keys and values", "use 'count' for devices that are alike");
+      refuse(at, "more than " + std::to_string(kDocumentNodesMax) + " keys and values",
+             "use 'count' for devices that are alike");
     }
   }
   void check_tag(Position at, const std::string& tag) {
     if (tag.empty() || tag == "?" || tag == "!") return;
-    findings_.error(ErrorCode::kConfigSyntax, at, 1, "tags are not allowed ('" + tag + "')", "remove it: the key says what its value is");
+    findings_.error(ErrorCode::kConfigSyntax, at, 1, "tags are not allowed ('" + tag + "')",
+                    "remove it: the key says what its value is");
   }
   void take_key(Position at, const std::string& key) {
     count(at);
@@ -174,8 +183,8 @@ class TreeBuilder final : public YAML::EventHandler {
     frame.keep = fresh;
     if (fresh) return;
     findings_.error(ErrorCode::kConfigDuplicateKey, at, characters(key),
-                    "key '" + key + "' is there twice: first in line " + std::to_string(first->second.line) + ", again in line " +
-                        std::to_string(at.line),
+                    "key '" + key + "' is there twice: first in line " + std::to_string(first->second.line) +
+                        ", again in line " + std::to_string(at.line),
                     "keep one of them");
   }
   void open(DocumentNode::Kind kind, const YAML::Mark& mark, const std::string& tag) {
@@ -236,9 +245,10 @@ bool check_characters(std::string_view text, const Lines& lines, Findings& findi
       YAML::Mark mark;
       mark.line = line;
       mark.column = static_cast<int>(i - line_start);
-      findings.error(ErrorCode::kConfigSyntax, lines.position(mark), 1,
-                     length == 0 ? "the file is not UTF-8 here" : "a control character (code " + std::to_string(byte) + ")",
-                     length == 0 ? "save it as UTF-8" : "remove it");
+      findings.error(
+          ErrorCode::kConfigSyntax, lines.position(mark), 1,
+          length == 0 ? "the file is not UTF-8 here" : "a control character (code " + std::to_string(byte) + ")",
+          length == 0 ? "save it as UTF-8" : "remove it");
       return false;
     }
     if (byte == '\n') {
@@ -253,22 +263,22 @@ bool check_characters(std::string_view text, const Lines& lines, Findings& findi
 std::string syntax_hint(std::string_view problem, std::string_view line) {
   if (problem.find("EOF in scalar") != std::string_view::npos) return "a quote is opened further up and not closed";
   const std::size_t indent = line.find_first_not_of(" \t");
-  if (line.substr(0, indent).find('\t') != std::string_view::npos) return "indent with spaces: YAML does not allow tabs there";
+  if (line.substr(0, indent).find('\t') != std::string_view::npos)
+    return "indent with spaces: YAML does not allow tabs there";
   return "look at the indentation, and for a ':' or a bracket that is missing or too much";
 }
 
 }  // namespace
 
-int DocumentNode::width() const {
-  return kind == Kind::kScalar ? std::max(1, characters(text) + (quoted ? 2 : 0)) : 1;
-}
+int DocumentNode::width() const { return kind == Kind::kScalar ? std::max(1, characters(text) + (quoted ? 2 : 0)) : 1; }
 
 int DocumentEntry::width() const { return std::max(1, characters(key)); }
 
 std::optional<DocumentNode> read_document(std::string_view text, Findings& findings) {
   if (text.size() > kFileBytesMax) {
     findings.error(ErrorCode::kConfigSyntax, {}, 1,
-                   "the file has " + std::to_string(text.size()) + " bytes; at most " + std::to_string(kFileBytesMax) + " are read");
+                   "the file has " + std::to_string(text.size()) + " bytes; at most " + std::to_string(kFileBytesMax) +
+                       " are read");
     return std::nullopt;
   }
   if (text.substr(0, 3) == "\xef\xbb\xbf") text.remove_prefix(3);
@@ -284,7 +294,8 @@ std::optional<DocumentNode> read_document(std::string_view text, Findings& findi
     return std::nullopt;
   } catch (const YAML::Exception& e) {
     const Position at = lines.position(e.mark);
-    findings.error(ErrorCode::kConfigSyntax, at, 1, "this is not YAML: " + e.msg, syntax_hint(e.msg, lines.line(at.line)));
+    findings.error(ErrorCode::kConfigSyntax, at, 1, "this is not YAML: " + e.msg,
+                   syntax_hint(e.msg, lines.line(at.line)));
     return std::nullopt;
   }
   return std::move(builder).take();

@@ -12,8 +12,8 @@
 
 namespace callboard::config {
 
-constexpr std::size_t kFileBytesMax = 1u << 20;   // a cluster file of 200 devices has about 20 KiB
-constexpr std::size_t kDocumentDepthMax = 32;     // the schema needs 4
+constexpr std::size_t kFileBytesMax = 1u << 20;  // a cluster file of 200 devices has about 20 KiB
+constexpr std::size_t kDocumentDepthMax = 32;    // the schema needs 4
 constexpr std::size_t kDocumentNodesMax = 10'000;
 
 struct DocumentEntry;

@@ -13,15 +13,15 @@ namespace callboard::config {
 struct Position {
   int line = 1;
   int column = 1;
-  auto operator<=>(const Position&) const = default;
+  auto operator<=>(const Position &) const = default;
 };
 
 struct Finding {
   Position at;
-  int width = 1;         ///< characters to underline
+  int width = 1;  ///< characters to underline
   bool warning = false;
   ErrorCode code = ErrorCode::kConfigSyntax;
-  std::string message;   ///< without position
+  std::string message;  ///< without position
   std::string hint;
 };
 

@@ -51,7 +51,8 @@ std::string run_root_rule() {
   }
   const std::string runtime = environment("XDG_RUNTIME_DIR");
   std::error_code error;
-  if (!runtime.empty() && runtime.front() == '/' && std::filesystem::is_directory(runtime, error)) return runtime + "/callboard";
+  if (!runtime.empty() && runtime.front() == '/' && std::filesystem::is_directory(runtime, error))
+    return runtime + "/callboard";
   return "/tmp/callboard-" + std::to_string(geteuid());
 }
 

@@ -13,10 +13,14 @@ constexpr const char* kSmallest = "the smallest cluster file is: devices: [{kind
 
 std::string kind_name(const DocumentNode& node) {
   switch (node.kind) {
-    case Kind::kNull: return "nothing";
-    case Kind::kSequence: return "a list";
-    case Kind::kMap: return "a map";
-    default: return node.quoted ? "the text \"" + shown(node.text) + "\"" : "'" + shown(node.text) + "'";
+    case Kind::kNull:
+      return "nothing";
+    case Kind::kSequence:
+      return "a list";
+    case Kind::kMap:
+      return "a map";
+    default:
+      return node.quoted ? "the text \"" + shown(node.text) + "\"" : "'" + shown(node.text) + "'";
   }
 }
 
@@ -33,8 +37,8 @@ Scalar<Value> as_value(Scalar<T> scalar) {
 tl::unexpected<ScalarProblem> out_of_range(const Field& field, std::string_view written) {
   const std::string range = range_of(field);
   const bool single = field.min == field.max;
-  return tl::unexpected<ScalarProblem>({ErrorCode::kConfigOutOfRange,
-                                        "is " + shown(written) + "; allowed is " + (single ? "only " : "") + range, ""});
+  return tl::unexpected<ScalarProblem>(
+      {ErrorCode::kConfigOutOfRange, "is " + shown(written) + "; allowed is " + (single ? "only " : "") + range, ""});
 }
 
 class Reader {
@@ -52,7 +56,8 @@ class Reader {
       Draft draft;
       read_map(root, "", "", draft, out.given, &out.devices);
       out.config = std::move(draft.config);
-      if (!devices_seen_) findings_.error(ErrorCode::kConfigMissing, root.at, 1, "the key 'devices' is missing", kSmallest);
+      if (!devices_seen_)
+        findings_.error(ErrorCode::kConfigMissing, root.at, 1, "the key 'devices' is missing", kSmallest);
     }
     return out;
   }
@@ -62,8 +67,8 @@ class Reader {
     return label.empty() ? std::string(key) : std::string(label) + "." + std::string(key);
   }
 
-  void read_map(const DocumentNode& map, std::string_view section, const std::string& label, Draft& draft, Places& given,
-                std::vector<EntryRead>* devices) {
+  void read_map(const DocumentNode& map, std::string_view section, const std::string& label, Draft& draft,
+                Places& given, std::vector<EntryRead>* devices) {
     const auto section_fields = fields_of(section);
     const auto subsections = sections_of(section);
     for (const DocumentEntry& entry : map.entries) {
@@ -83,17 +88,18 @@ class Reader {
     }
   }
 
-  void read_section(const DocumentEntry& entry, const Section& section, const std::string& label, Draft& draft, Places& given,
-                    std::vector<EntryRead>* devices) {
+  void read_section(const DocumentEntry& entry, const Section& section, const std::string& label, Draft& draft,
+                    Places& given, std::vector<EntryRead>* devices) {
     if (section.is_list()) devices_seen_ = true;
     if (entry.value.kind == Kind::kRefused) return;
     const Kind wanted = section.is_list() ? Kind::kSequence : Kind::kMap;
     if (entry.value.kind == Kind::kNull) {
       no_value(entry, label, "give it keys, or remove it: without the key its defaults hold");
     } else if (entry.value.kind != wanted) {
-      findings_.error(ErrorCode::kConfigWrongType, entry.value.at, entry.value.width(),
-                      label + " wants " + (section.is_list() ? "a list of maps" : "keys") + ", not " + kind_name(entry.value),
-                      section.is_list() ? "as in: devices: [{kind: cpu}]" : "");
+      findings_.error(
+          ErrorCode::kConfigWrongType, entry.value.at, entry.value.width(),
+          label + " wants " + (section.is_list() ? "a list of maps" : "keys") + ", not " + kind_name(entry.value),
+          section.is_list() ? "as in: devices: [{kind: cpu}]" : "");
     } else if (section.is_list()) {
       given.emplace(label, Place{entry.at, entry.width()});
       read_devices(entry, section, *devices);
@@ -104,7 +110,8 @@ class Reader {
 
   void read_devices(const DocumentEntry& entry, const Section& section, std::vector<EntryRead>& devices) {
     if (entry.value.items.empty()) {
-      findings_.error(ErrorCode::kConfigMissing, entry.value.at, 1, "devices is empty: a cluster has at least one device", kSmallest);
+      findings_.error(ErrorCode::kConfigMissing, entry.value.at, 1,
+                      "devices is empty: a cluster has at least one device", kSmallest);
     }
     for (std::size_t i = 0; i < entry.value.items.size(); ++i) {
       const DocumentNode& item = entry.value.items[i];
@@ -117,17 +124,19 @@ class Reader {
         read_map(item, section.path, device.label, draft, device.given, nullptr);
         device.entry = std::move(draft.device);
       } else if (item.kind == Kind::kNull) {
-        findings_.error(ErrorCode::kConfigMissing, item.at, 1, device.label + " has no value", "write {kind: cpu}, or remove it");
+        findings_.error(ErrorCode::kConfigMissing, item.at, 1, device.label + " has no value",
+                        "write {kind: cpu}, or remove it");
       } else if (item.kind != Kind::kRefused) {
-        findings_.error(ErrorCode::kConfigWrongType, item.at, item.width(), device.label + " wants a map, not " + kind_name(item),
-                        "as in: devices: [{kind: cpu}]");
+        findings_.error(ErrorCode::kConfigWrongType, item.at, item.width(),
+                        device.label + " wants a map, not " + kind_name(item), "as in: devices: [{kind: cpu}]");
       }
       device.broken = findings_.errors() != errors_before || item.kind == Kind::kRefused;
       devices.push_back(std::move(device));
     }
   }
 
-  void read_field(const DocumentEntry& entry, const Field& field, const std::string& label, Draft& draft, Places& given) {
+  void read_field(const DocumentEntry& entry, const Field& field, const std::string& label, Draft& draft,
+                  Places& given) {
     const DocumentNode& node = entry.value;
     if (node.kind == Kind::kRefused) return;
     if (node.kind == Kind::kNull) {
@@ -147,9 +156,12 @@ class Reader {
 
   Scalar<Value> read_value(const Field& field, const DocumentNode& node) {
     switch (field.type) {
-      case FieldType::kBool: return as_value(read_bool(node));
-      case FieldType::kInt: return read_ranged_int(field, node);
-      case FieldType::kIndexes: return read_indexes(field, node);
+      case FieldType::kBool:
+        return as_value(read_bool(node));
+      case FieldType::kInt:
+        return read_ranged_int(field, node);
+      case FieldType::kIndexes:
+        return read_indexes(field, node);
       case FieldType::kDuration: {
         auto value = read_duration(node);
         if (value && (value->count() < field.min || value->count() > field.max)) return out_of_range(field, node.text);
@@ -158,12 +170,16 @@ class Reader {
       case FieldType::kSize: {
         auto value = read_size(node, memory_bytes_);
         const auto min = static_cast<std::uint64_t>(field.min);
-        if (value && (*value < min || *value > static_cast<std::uint64_t>(field.max))) return out_of_range(field, node.text);
+        if (value && (*value < min || *value > static_cast<std::uint64_t>(field.max)))
+          return out_of_range(field, node.text);
         return as_value(std::move(value));
       }
-      case FieldType::kEnum: return read_enum(field, node);
-      case FieldType::kName: return read_text(node, "a name");
-      case FieldType::kPath: return read_path(node);
+      case FieldType::kEnum:
+        return read_enum(field, node);
+      case FieldType::kName:
+        return read_text(node, "a name");
+      case FieldType::kPath:
+        return read_path(node);
     }
     return tl::unexpected<ScalarProblem>({ErrorCode::kInternal, "has no reader", ""});
   }
@@ -178,9 +194,12 @@ class Reader {
     std::vector<std::uint32_t> out;
     const std::vector<DocumentNode> one{node};
     const auto& items = node.kind == Kind::kSequence ? node.items : one;
-    if (items.empty()) return tl::unexpected<ScalarProblem>({ErrorCode::kConfigMissing, "is an empty list", "name at least one GPU, or remove the key"});
+    if (items.empty())
+      return tl::unexpected<ScalarProblem>(
+          {ErrorCode::kConfigMissing, "is an empty list", "name at least one GPU, or remove the key"});
     for (const DocumentNode& item : items) {
-      if (item.kind == Kind::kNull) return tl::unexpected<ScalarProblem>({ErrorCode::kConfigMissing, "holds an empty item", ""});
+      if (item.kind == Kind::kNull)
+        return tl::unexpected<ScalarProblem>({ErrorCode::kConfigMissing, "holds an empty item", ""});
       auto value = read_ranged_int(field, item);
       if (!value) return value;
       out.push_back(static_cast<std::uint32_t>(std::get<std::int64_t>(*value)));
@@ -190,7 +209,9 @@ class Reader {
 
   Scalar<Value> read_enum(const Field& field, const DocumentNode& node) {
     const std::string allowed = "allowed is " + list_names(field.choices);
-    if (node.kind != Kind::kScalar) return tl::unexpected<ScalarProblem>({ErrorCode::kConfigWrongType, "wants one word, not " + kind_name(node), allowed});
+    if (node.kind != Kind::kScalar)
+      return tl::unexpected<ScalarProblem>(
+          {ErrorCode::kConfigWrongType, "wants one word, not " + kind_name(node), allowed});
     for (std::string_view name : field.choices) {
       if (name == node.text) return Value(node.text);
     }
@@ -204,7 +225,8 @@ class Reader {
 
   static Scalar<Value> read_text(const DocumentNode& node, std::string_view wanted) {
     if (node.kind != Kind::kScalar) {
-      return tl::unexpected<ScalarProblem>({ErrorCode::kConfigWrongType, "wants " + std::string(wanted) + ", not " + kind_name(node), ""});
+      return tl::unexpected<ScalarProblem>(
+          {ErrorCode::kConfigWrongType, "wants " + std::string(wanted) + ", not " + kind_name(node), ""});
     }
     return Value(node.text);
   }
@@ -214,15 +236,18 @@ class Reader {
     if (!value) return value;
     // Relative to what, and expanded by whom? So neither is accepted: it would mean something else to each reader.
     if (node.text.empty() || node.text[0] != '/') {
-      return tl::unexpected<ScalarProblem>({ErrorCode::kConfigOutOfRange, "is '" + shown(node.text) + "', which is not an absolute path",
+      return tl::unexpected<ScalarProblem>({ErrorCode::kConfigOutOfRange,
+                                            "is '" + shown(node.text) + "', which is not an absolute path",
                                             "start it with '/'; '~' is not expanded"});
     }
     if (node.text.find('$') != std::string::npos) {
-      return tl::unexpected<ScalarProblem>({ErrorCode::kConfigOutOfRange, "holds a '$': variables are not expanded in the cluster file",
+      return tl::unexpected<ScalarProblem>({ErrorCode::kConfigOutOfRange,
+                                            "holds a '$': variables are not expanded in the cluster file",
                                             "write the path out"});
     }
     if (node.text.size() > 4000 || node.text.find('\n') != std::string::npos) {
-      return tl::unexpected<ScalarProblem>({ErrorCode::kConfigOutOfRange, "is not a path that the system takes", "one line of at most 4000 bytes"});
+      return tl::unexpected<ScalarProblem>(
+          {ErrorCode::kConfigOutOfRange, "is not a path that the system takes", "one line of at most 4000 bytes"});
     }
     return value;
   }
@@ -231,8 +256,8 @@ class Reader {
     findings_.error(ErrorCode::kConfigMissing, entry.at, entry.width(), label + " has no value", std::move(hint));
   }
 
-  void unknown_key(const DocumentEntry& entry, const std::string& label, const std::vector<const Field*>& section_fields,
-                   const std::vector<const Section*>& subsections) {
+  void unknown_key(const DocumentEntry& entry, const std::string& label,
+                   const std::vector<const Field*>& section_fields, const std::vector<const Section*>& subsections) {
     std::vector<std::string_view> names;
     for (const Field* field : section_fields) names.push_back(field->key());
     for (const Section* sub : subsections) names.push_back(sub->key());
@@ -249,7 +274,8 @@ class Reader {
       }
     }
     findings_.error(ErrorCode::kConfigUnknownKey, entry.at, entry.width(),
-                    "unknown key '" + shown(entry.key) + "'" + (label.empty() ? " at the top level" : " in " + label), std::move(hint));
+                    "unknown key '" + shown(entry.key) + "'" + (label.empty() ? " at the top level" : " in " + label),
+                    std::move(hint));
   }
 
   std::uint64_t memory_bytes_;

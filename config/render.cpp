@@ -19,8 +19,12 @@ Json range_schema(const Field& field) { return {{"type", "integer"}, {"minimum",
 Json field_schema(const Field& field) {
   Json out;
   switch (field.type) {
-    case FieldType::kBool: out["type"] = "boolean"; break;
-    case FieldType::kInt: out = range_schema(field); break;
+    case FieldType::kBool:
+      out["type"] = "boolean";
+      break;
+    case FieldType::kInt:
+      out = range_schema(field);
+      break;
     case FieldType::kEnum:
       out["type"] = "string";
       out["enum"] = field.choices;
@@ -42,11 +46,13 @@ Json field_schema(const Field& field) {
       out["pattern"] = "^((0|[1-9][0-9]*)(B|KiB|MiB|GiB|TiB)|(100|[1-9][0-9]?)%)$";
       break;
     case FieldType::kIndexes:
-      out["oneOf"] = Json::array({range_schema(field), {{"type", "array"}, {"items", range_schema(field)}, {"minItems", 1}}});
+      out["oneOf"] =
+          Json::array({range_schema(field), {{"type", "array"}, {"items", range_schema(field)}, {"minItems", 1}}});
       break;
   }
   std::string description(field.doc);
-  if (field.type == FieldType::kDuration || field.type == FieldType::kSize) description += " Allowed: " + range_of(field) + ".";
+  if (field.type == FieldType::kDuration || field.type == FieldType::kSize)
+    description += " Allowed: " + range_of(field) + ".";
   out["description"] = description;
   if (field.default_text.empty()) {
     const Value value = field.get(Draft{});
@@ -81,18 +87,25 @@ Json section_schema(const Section& section) {
 
 std::string type_of(const Field& field) {
   switch (field.type) {
-    case FieldType::kBool: return "`true` or `false`";
-    case FieldType::kInt: return "whole number, " + range_of(field);
+    case FieldType::kBool:
+      return "`true` or `false`";
+    case FieldType::kInt:
+      return "whole number, " + range_of(field);
     case FieldType::kEnum: {
       std::string out;
       for (std::string_view name : field.choices) out += (out.empty() ? "`" : ", `") + std::string(name) + "`";
       return "one of " + out;
     }
-    case FieldType::kName: return "name";
-    case FieldType::kPath: return "absolute path";
-    case FieldType::kDuration: return "duration, " + range_of(field);
-    case FieldType::kSize: return "size, " + range_of(field) + ", or percentage";
-    case FieldType::kIndexes: return "whole number or list of them, " + range_of(field);
+    case FieldType::kName:
+      return "name";
+    case FieldType::kPath:
+      return "absolute path";
+    case FieldType::kDuration:
+      return "duration, " + range_of(field);
+    case FieldType::kSize:
+      return "size, " + range_of(field) + ", or percentage";
+    case FieldType::kIndexes:
+      return "whole number or list of them, " + range_of(field);
   }
   return {};
 }
@@ -116,8 +129,10 @@ void write_reference(const Section& section, std::string& out) {
   for (const Field* field : list) {
     const std::string fallback = default_of(*field);
     out += "| `" + std::string(field->key()) + "` | " + cell(type_of(*field)) + " | " +
-           (field->default_text.empty() || field->type == FieldType::kName || field->type == FieldType::kPath ? "`" + cell(fallback) + "`" : cell(fallback)) + " | " +
-           cell(field->doc) + " |\n";
+           (field->default_text.empty() || field->type == FieldType::kName || field->type == FieldType::kPath
+                ? "`" + cell(fallback) + "`"
+                : cell(fallback)) +
+           " | " + cell(field->doc) + " |\n";
   }
 }
 
@@ -176,7 +191,8 @@ What is written is what is meant, or it is refused with line and column:
 - An unknown key, a key given twice, and a key without a value are errors.
 - Booleans are `true` and `false` only. Whole numbers are decimal, without leading zeros, `_`, `.` or exponent.
 - Quotes make text: `"2"` is not a number.
-- Durations have a unit: `ms`, `s`, `min`, `h` (`500ms`). Sizes have one too: `B`, `KiB`, `MiB`, `GiB`, `TiB`, in powers of 1024.
+- Durations have a unit: `ms`, `s`, `min`, `h` (`500ms`). Sizes have one too: `B`, `KiB`, `MiB`, `GiB`, `TiB`, in powers
+  of 1024.
 - Paths are absolute. Neither `~` nor `$` is expanded.
 - Anchors, aliases, tags, merge keys and a second document are not allowed.
 

@@ -52,12 +52,14 @@ std::string int_hint(std::string_view text) {
   if (text.empty()) return {};
   if (text[0] == '0' && text.find_first_of("xXoObB") == 1) return "write it in decimal";
   if (text[0] == '+') return "write it without '+'";
-  if (is_digit(text[0]) && text.find_first_of(".eE") != std::string_view::npos) return "a whole number has no '.' and no exponent";
+  if (is_digit(text[0]) && text.find_first_of(".eE") != std::string_view::npos)
+    return "a whole number has no '.' and no exponent";
   return {};
 }
 
 template <std::size_t N>
-Scalar<std::uint64_t> read_with_unit(std::string_view text, const std::array<Unit, N>& units, std::string_view wanted, std::string_view example) {
+Scalar<std::uint64_t> read_with_unit(std::string_view text, const std::array<Unit, N>& units, std::string_view wanted,
+                                     std::string_view example) {
   std::size_t end = 0;
   while (end < text.size() && is_digit(text[end])) ++end;
   const std::string units_text = [&] {
@@ -66,7 +68,8 @@ Scalar<std::uint64_t> read_with_unit(std::string_view text, const std::array<Uni
     return list_names(names);
   }();
   if (end == 0) {
-    return problem(ErrorCode::kConfigWrongType, "wants " + std::string(wanted) + " such as " + std::string(example) + ", not '" + shown(text) + "'");
+    return problem(ErrorCode::kConfigWrongType,
+                   "wants " + std::string(wanted) + " such as " + std::string(example) + ", not '" + shown(text) + "'");
   }
   const std::string_view digits = text.substr(0, end);
   std::string_view name = text.substr(end);
@@ -151,7 +154,9 @@ Scalar<bool> read_bool(const DocumentNode& node) {
   if (lower == "no" || lower == "off" || lower == "n" || lower == "false") hint = "write false";
   if (node.quoted) hint += ", without quotes";
   return problem(ErrorCode::kConfigWrongType,
-                 "wants true or false, not " + (node.quoted ? "the text \"" + shown(node.text) + "\"" : "'" + shown(node.text) + "'"), hint);
+                 "wants true or false, not " +
+                     (node.quoted ? "the text \"" + shown(node.text) + "\"" : "'" + shown(node.text) + "'"),
+                 hint);
 }
 
 Scalar<std::int64_t> read_int(const DocumentNode& node) {
@@ -160,10 +165,13 @@ Scalar<std::int64_t> read_int(const DocumentNode& node) {
   const std::string_view digits = std::string_view(node.text).substr(negative ? 1 : 0);
   const bool number = !digits.empty() && std::all_of(digits.begin(), digits.end(), is_digit);
   if (node.quoted) {
-    return problem(ErrorCode::kConfigWrongType, "wants a whole number, but \"" + shown(node.text) + "\" is text because of its quotes",
+    return problem(ErrorCode::kConfigWrongType,
+                   "wants a whole number, but \"" + shown(node.text) + "\" is text because of its quotes",
                    number ? "remove the quotes" : "");
   }
-  if (!number) return problem(ErrorCode::kConfigWrongType, "wants a whole number, not '" + shown(node.text) + "'", int_hint(node.text));
+  if (!number)
+    return problem(ErrorCode::kConfigWrongType, "wants a whole number, not '" + shown(node.text) + "'",
+                   int_hint(node.text));
   auto value = read_digits(digits);
   if (!value) return tl::unexpected<ScalarProblem>(value.error());
   if (*value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
@@ -182,7 +190,8 @@ Scalar<std::chrono::milliseconds> read_duration(const DocumentNode& node) {
 Scalar<std::uint64_t> read_size(const DocumentNode& node, std::uint64_t whole) {
   if (auto wrong = not_one_value(node, "a size such as 512MiB")) return tl::unexpected<ScalarProblem>(*wrong);
   const std::string_view text = node.text;
-  if (whole == 0 || text.empty() || text.back() != '%') return read_with_unit(text, kSizeUnits, "a size", "512MiB or 4GiB");
+  if (whole == 0 || text.empty() || text.back() != '%')
+    return read_with_unit(text, kSizeUnits, "a size", "512MiB or 4GiB");
   const std::string_view digits = text.substr(0, text.size() - 1);
   if (digits.empty() || !std::all_of(digits.begin(), digits.end(), is_digit)) {
     return problem(ErrorCode::kConfigWrongType, "wants a whole percentage such as 50%, not '" + shown(text) + "'");
@@ -190,7 +199,8 @@ Scalar<std::uint64_t> read_size(const DocumentNode& node, std::uint64_t whole) {
   auto percent = read_digits(digits);
   if (!percent) return percent;
   if (*percent < 1 || *percent > 100) {
-    return problem(ErrorCode::kConfigOutOfRange, "is " + shown(text) + "; allowed is 1% to 100% of the machine's memory");
+    return problem(ErrorCode::kConfigOutOfRange,
+                   "is " + shown(text) + "; allowed is 1% to 100% of the machine's memory");
   }
   return whole / 100 * *percent;
 }

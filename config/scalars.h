@@ -33,8 +33,8 @@ Scalar<std::uint64_t> read_size(const DocumentNode& node, std::uint64_t whole);
 std::string write_duration(std::chrono::milliseconds duration);
 std::string write_size(std::uint64_t bytes);
 
-/// The one of `names` that `word` was probably meant to be (edit distance of at most 2, a swap counting as one); empty if
-/// none is near.
+/// The one of `names` that `word` was probably meant to be (edit distance of at most 2, a swap counting as one); empty
+/// if none is near.
 std::string_view nearest_name(std::string_view word, const std::vector<std::string_view>& names);
 /// "a, b and c".
 std::string list_names(const std::vector<std::string_view>& names);

@@ -52,7 +52,8 @@ Value load(const T& source) {
   }
 }
 
-/// Setter and getter of the member at the end of a chain: bind<&Draft::config, &ClusterConfig::log, &LogConfig::dir>(field).
+/// Setter and getter of the member at the end of a chain: bind<&Draft::config, &ClusterConfig::log,
+/// &LogConfig::dir>(field).
 template <auto First, auto... Rest, class Object>
 auto& member(Object& object) {
   if constexpr (sizeof...(Rest) == 0) {
@@ -107,48 +108,56 @@ void add_root(std::vector<Field>& table) {
       ranged("version", FieldType::kInt, 1, 1, "Version of this format. Files of another version are refused.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::name>(
       named("name", "^[a-z0-9][a-z0-9-]{0,39}$", "",
-            "Name of the cluster: lower-case letters, digits and '-', at most 40. One cluster of a name runs at a time. It names the run "
+            "Name of the cluster: lower-case letters, digits and '-', at most 40. One cluster of a name runs at a "
+            "time. It names the run "
             "directory, so it is part of the socket paths, which Unix limits to 107 bytes.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::retry>(
       choice("retry", {"never", "pure"},
-             "What happens to a request whose device actor died: `never` fails it with the cause; `pure` would run it again if all its "
+             "What happens to a request whose device actor died: `never` fails it with the cause; `pure` would run it "
+             "again if all its "
              "operators are pure, which this version cannot do yet and refuses.")));
 }
 
 void add_devices(std::vector<Field>& table) {
   table.push_back(bind<&Draft::device, &DeviceEntry::name>(
       named("devices[].name", "^[a-z][a-z0-9_-]*(\\{i\\})?[a-z0-9_-]*$", "{kind}{i}",
-            "Name of the device: a lower-case letter, then lower-case letters, digits, '-' and '_', at most 20 together. `{i}` becomes "
-            "the device's number: its `index` for cuda, its place among the CPU devices of the file (from 0) for cpu. Needed with a "
+            "Name of the device: a lower-case letter, then lower-case letters, digits, '-' and '_', at most 20 "
+            "together. `{i}` becomes "
+            "the device's number: its `index` for cuda, its place among the CPU devices of the file (from 0) for cpu. "
+            "Needed with a "
             "`count` above 1.")));
-  table.push_back(bind<&Draft::device, &DeviceEntry::kind>(
-      with_synonyms(choice("devices[].kind", {"cpu", "cuda"}, "What the device is. One process (device actor) owns each device."),
-                    {{"gpu", "cuda"}})));
+  table.push_back(bind<&Draft::device, &DeviceEntry::kind>(with_synonyms(
+      choice("devices[].kind", {"cpu", "cuda"}, "What the device is. One process (device actor) owns each device."),
+      {{"gpu", "cuda"}})));
   table.push_back(bind<&Draft::device, &DeviceEntry::count>(
       ranged("devices[].count", FieldType::kInt, 1, kDevicesMax, "How many devices this entry stands for.")));
-  table.push_back(bind<&Draft::device, &DeviceEntry::index>(with_default(
-      ranged("devices[].index", FieldType::kIndexes, 0, 1023,
-             "cuda only: which GPU. One number is the first of `count` GPUs; a list names them one by one. Without it, the GPUs that no "
-             "entry has named yet, from 0."),
-      "the next free")));
+  table.push_back(bind<&Draft::device, &DeviceEntry::index>(
+      with_default(ranged("devices[].index", FieldType::kIndexes, 0, 1023,
+                          "cuda only: which GPU. One number is the first of `count` GPUs; a list names them one by "
+                          "one. Without it, the GPUs that no "
+                          "entry has named yet, from 0."),
+                   "the next free")));
   table.push_back(bind<&Draft::device, &DeviceEntry::threads>(
       ranged("devices[].threads", FieldType::kInt, 1, 1024, "Threads that one operator may use (intra-op threads).")));
-  table.push_back(bind<&Draft::device, &DeviceEntry::memory_limit>(with_default(
-      ranged("devices[].memory_limit", FieldType::kSize, 16 << 20, std::int64_t{1} << 50,
-             "Most memory for results and activations: a size, or a percentage of the machine's memory (the smaller of what is installed "
-             "and what the cgroup allows). An allocation above it fails with the operator's name."),
-      "what the machine has left")));
+  table.push_back(bind<&Draft::device, &DeviceEntry::memory_limit>(
+      with_default(ranged("devices[].memory_limit", FieldType::kSize, 16 << 20, std::int64_t{1} << 50,
+                          "Most memory for results and activations: a size, or a percentage of the machine's memory "
+                          "(the smaller of what is installed "
+                          "and what the cgroup allows). An allocation above it fails with the operator's name."),
+                   "what the machine has left")));
 }
 
 void add_supervision(std::vector<Field>& table) {
-  table.push_back(bind<&Draft::config, &ClusterConfig::restart, &RestartConfig::policy>(
-      choice("restart.policy", {"never", "on-failure"}, "Whether an actor whose process ended by itself is started again.")));
-  table.push_back(bind<&Draft::config, &ClusterConfig::restart, &RestartConfig::max>(ranged(
-      "restart.max", FieldType::kInt, 1, 1000, "More starts than this within `window` end the restarts of that actor; it then counts as failed.")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::restart, &RestartConfig::policy>(choice(
+      "restart.policy", {"never", "on-failure"}, "Whether an actor whose process ended by itself is started again.")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::restart, &RestartConfig::max>(
+      ranged("restart.max", FieldType::kInt, 1, 1000,
+             "More starts than this within `window` end the restarts of that actor; it then counts as failed.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::restart, &RestartConfig::window>(
       ranged("restart.window", FieldType::kDuration, 1'000, kDay, "See `max`.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::restart, &RestartConfig::backoff_min>(
-      ranged("restart.backoff.min", FieldType::kDuration, 1, kHour, "Wait before the second restart; it doubles with each further one.")));
+      ranged("restart.backoff.min", FieldType::kDuration, 1, kHour,
+             "Wait before the second restart; it doubles with each further one.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::restart, &RestartConfig::backoff_max>(
       ranged("restart.backoff.max", FieldType::kDuration, 1, kHour, "Longest wait. Not less than `min`.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::heartbeat, &HeartbeatConfig::interval>(
@@ -158,7 +167,8 @@ void add_supervision(std::vector<Field>& table) {
              "Silence after which an actor is shown as suspect. More than `interval`, less than `dead`.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::heartbeat, &HeartbeatConfig::dead>(
       ranged("heartbeat.dead", FieldType::kDuration, 30, kHour,
-             "Silence after which an actor counts as dead and is replaced. At least three times `interval`. (The end of a process is "
+             "Silence after which an actor counts as dead and is replaced. At least three times `interval`. (The end "
+             "of a process is "
              "noticed at once; this is for one that hangs.)")));
 }
 
@@ -169,24 +179,29 @@ void add_limits(std::vector<Field>& table) {
   table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::clients>(
       ranged("limits.clients", FieldType::kInt, 1, limits::kClientsMax, "Clients that are connected at a time.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::deadline>(
-      ranged("limits.deadline", FieldType::kDuration, 1, limits::kRequestDeadlineMax.count(), "Deadline of a request that names none.")));
+      ranged("limits.deadline", FieldType::kDuration, 1, limits::kRequestDeadlineMax.count(),
+             "Deadline of a request that names none.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::start_timeout>(
-      ranged("limits.start_timeout", FieldType::kDuration, 100, kHour, "Longest time from an actor's start until it is ready.")));
+      ranged("limits.start_timeout", FieldType::kDuration, 100, kHour,
+             "Longest time from an actor's start until it is ready.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::stop_grace>(
-      ranged("limits.stop_grace", FieldType::kDuration, 0, kHour, "Time that an actor has to stop by itself before it is killed.")));
+      ranged("limits.stop_grace", FieldType::kDuration, 0, kHour,
+             "Time that an actor has to stop by itself before it is killed.")));
 }
 
 void add_observation(std::vector<Field>& table) {
-  table.push_back(bind<&Draft::config, &ClusterConfig::log, &LogConfig::level>(
-      with_synonyms(choice("log.level", {"trace", "debug", "info", "warning", "error"}, "Least severe events that are written."),
-                    {{"warn", "warning"}})));
+  table.push_back(bind<&Draft::config, &ClusterConfig::log, &LogConfig::level>(with_synonyms(
+      choice("log.level", {"trace", "debug", "info", "warning", "error"}, "Least severe events that are written."),
+      {{"warn", "warning"}})));
   table.push_back(bind<&Draft::config, &ClusterConfig::log, &LogConfig::dir>(with_default(
-      base("log.dir", FieldType::kPath, "Directory of the log files, one for each actor. An absolute path."), "RUN_DIR/logs")));
+      base("log.dir", FieldType::kPath, "Directory of the log files, one for each actor. An absolute path."),
+      "RUN_DIR/logs")));
   table.push_back(bind<&Draft::config, &ClusterConfig::tracing, &TracingConfig::enabled>(
       flag("tracing.enabled", "Record what every actor does, for chrome://tracing or Perfetto.")));
-  table.push_back(bind<&Draft::config, &ClusterConfig::tracing, &TracingConfig::file>(with_default(
-      base("tracing.file", FieldType::kPath, "Where the trace is left when the cluster stops. An absolute path."),
-      "RUN_DIR/trace.json")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::tracing, &TracingConfig::file>(
+      with_default(base("tracing.file", FieldType::kPath,
+                        "Where the command that stops the cluster leaves the trace. An absolute path."),
+                   "trace.json where the command runs")));
   table.push_back(bind<&Draft::config, &ClusterConfig::checks, &ChecksConfig::outputs>(
       flag("checks.outputs", "Check count, dtype, shape and device of every operator's outputs against the program.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::checks, &ChecksConfig::nan>(
@@ -243,7 +258,8 @@ std::span<const Field> fields() {
 std::span<const Section> sections() {
   static constexpr std::array<Section, 9> table{{
       {"", "A cluster on one machine."},
-      {"devices[]", "The devices of the cluster, at least one. `devices: [{kind: cpu, count: 2}]` alone is a whole cluster file."},
+      {"devices[]",
+       "The devices of the cluster, at least one. `devices: [{kind: cpu, count: 2}]` alone is a whole cluster file."},
       {"restart", "When an actor's process ends by itself."},
       {"restart.backoff", "The first restart is immediate, later ones wait."},
       {"heartbeat", "How an actor that hangs is noticed."},
@@ -276,7 +292,8 @@ std::string write_value(const Field& field, const Value& value) {
   if (const auto* number = std::get_if<std::int64_t>(&value)) return std::to_string(*number);
   if (const auto* duration = std::get_if<Millis>(&value)) return write_duration(*duration);
   if (const auto* size = std::get_if<ByteSize>(&value)) return write_size(size->bytes);
-  if (const auto* text = std::get_if<std::string>(&value)) return field.type == FieldType::kEnum ? *text : quoted(*text);
+  if (const auto* text = std::get_if<std::string>(&value))
+    return field.type == FieldType::kEnum ? *text : quoted(*text);
   std::string list = "[";
   for (std::uint32_t item : std::get<std::vector<std::uint32_t>>(value)) {
     if (list.size() > 1) list += ", ";
@@ -297,9 +314,11 @@ std::string range_of(const Field& field) {
     if (field.min == field.max) return std::to_string(field.min);
     return std::to_string(field.min) + " to " + std::to_string(field.max);
   }
-  if (field.type == FieldType::kDuration) return write_duration(Millis(field.min)) + " to " + write_duration(Millis(field.max));
+  if (field.type == FieldType::kDuration)
+    return write_duration(Millis(field.min)) + " to " + write_duration(Millis(field.max));
   if (field.type == FieldType::kSize) {
-    return write_size(static_cast<std::uint64_t>(field.min)) + " to " + write_size(static_cast<std::uint64_t>(field.max));
+    return write_size(static_cast<std::uint64_t>(field.min)) + " to " +
+           write_size(static_cast<std::uint64_t>(field.max));
   }
   return {};
 }
@@ -311,7 +330,8 @@ bool is_cluster_name(std::string_view name) {
 
 bool is_device_name(std::string_view name) {
   return !name.empty() && name.size() <= kDeviceNameMax && is_lower(name[0]) &&
-         std::all_of(name.begin(), name.end(), [](char c) { return is_lower(c) || is_digit(c) || c == '-' || c == '_'; });
+         std::all_of(name.begin(), name.end(),
+                     [](char c) { return is_lower(c) || is_digit(c) || c == '-' || c == '_'; });
 }
 
 }  // namespace callboard::config

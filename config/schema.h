@@ -1,5 +1,5 @@
-// The one table of the cluster file. Parser, JSON Schema, reference page and to_yaml() all walk it: a key that is not in
-// it does not exist, and a key that is in it is parsed, documented and written back.
+// The one table of the cluster file. Parser, JSON Schema, reference page and to_yaml() all walk it: a key that is not
+// in it does not exist, and a key that is in it is parsed, documented and written back.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace callboard::config {
 
 /// An entry of `devices` as it is written: one entry may stand for several devices.
 struct DeviceEntry {
-  std::string name;                  ///< template; empty: "{kind}{i}"
+  std::string name;  ///< template; empty: "{kind}{i}"
   std::string kind = "cpu";
   std::int64_t count = 1;
   std::vector<std::uint32_t> index;  ///< cuda only
@@ -30,36 +30,38 @@ struct Draft {
   DeviceEntry device;
 };
 
-struct ByteSize { std::uint64_t bytes = 0; };
+struct ByteSize {
+  std::uint64_t bytes = 0;
+};
 /// What a key can hold. Durations are Millis; names, enums and paths are text.
 using Value = std::variant<bool, std::int64_t, std::string, Millis, ByteSize, std::vector<std::uint32_t>>;
 
 enum class FieldType { kBool, kInt, kEnum, kName, kPath, kDuration, kSize, kIndexes };
 
 struct Field {
-  std::string_view path;      ///< "heartbeat.interval", "devices[].kind"
+  std::string_view path;  ///< "heartbeat.interval", "devices[].kind"
   FieldType type = FieldType::kInt;
-  std::int64_t min = 0;       ///< of kInt and each of kIndexes; of kDuration in ms; of kSize in bytes. Both inclusive
+  std::int64_t min = 0;  ///< of kInt and each of kIndexes; of kDuration in ms; of kSize in bytes. Both inclusive
   std::int64_t max = 0;
   std::vector<std::string_view> choices;  ///< of kEnum
   /// What people write for a choice that is spelled otherwise; only for the hint.
   std::vector<std::pair<std::string_view, std::string_view>> meant;
-  std::string_view pattern;   ///< of kName, for people and for the JSON Schema (matches() checks it)
-  std::string_view default_text;          ///< where the default is not a fixed value
+  std::string_view pattern;       ///< of kName, for people and for the JSON Schema (matches() checks it)
+  std::string_view default_text;  ///< where the default is not a fixed value
   std::string_view doc;
   void (*set)(Draft&, const Value&) = nullptr;
   Value (*get)(const Draft&) = nullptr;
 
-  std::string_view key() const;           ///< the last part of the path
-  std::string_view section() const;       ///< the rest: "heartbeat", "devices[]", ""
+  std::string_view key() const;      ///< the last part of the path
+  std::string_view section() const;  ///< the rest: "heartbeat", "devices[]", ""
 };
 
 struct Section {
-  std::string_view path;      ///< "", "devices[]", "restart.backoff"
+  std::string_view path;  ///< "", "devices[]", "restart.backoff"
   std::string_view doc;
 
   bool is_list() const { return path.size() > 2 && path.substr(path.size() - 2) == "[]"; }
-  std::string_view key() const;           ///< without "[]"
+  std::string_view key() const;  ///< without "[]"
   std::string_view parent() const;
 };
 

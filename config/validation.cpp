@@ -85,7 +85,8 @@ Validation validate_cluster(std::string_view text, const Machine& machine) {
     check_cluster(read, machine, findings);
     out.config = std::move(read.config);
   } else if (findings.errors() == 0) {
-    findings.error(ErrorCode::kConfigMissing, {}, 1, "the file is empty", "the smallest cluster file is: devices: [{kind: cpu}]");
+    findings.error(ErrorCode::kConfigMissing, {}, 1, "the file is empty",
+                   "the smallest cluster file is: devices: [{kind: cpu}]");
   }
   out.errors = findings.errors();
   out.findings = std::move(findings).sorted();
@@ -109,10 +110,12 @@ Result<std::string> read_cluster_file(const std::string& path) {
     const ssize_t got = read(file.get(), buffer, sizeof buffer);
     if (got == 0) return text;
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return fail(ErrorCode::kFileUnreadable, "cannot read the cluster file '" + path + "': " + std::strerror(errno));
+    if (got < 0)
+      return fail(ErrorCode::kFileUnreadable, "cannot read the cluster file '" + path + "': " + std::strerror(errno));
     text.append(buffer, static_cast<std::size_t>(got));
     if (text.size() > kFileBytesMax) {
-      return fail(ErrorCode::kTooLarge, "the cluster file '" + path + "' has more than " + std::to_string(kFileBytesMax) + " bytes",
+      return fail(ErrorCode::kTooLarge,
+                  "the cluster file '" + path + "' has more than " + std::to_string(kFileBytesMax) + " bytes",
                   "is it the right file?");
     }
   }
@@ -132,7 +135,8 @@ std::string format_findings(const Validation& validation, std::string_view text,
   }
   const std::size_t total = validation.errors + validation.warnings;
   out += counted(validation.errors, "error") + ", " + counted(validation.warnings, "warning");
-  if (total > validation.findings.size()) out += " (the first " + std::to_string(validation.findings.size()) + " are shown)";
+  if (total > validation.findings.size())
+    out += " (the first " + std::to_string(validation.findings.size()) + " are shown)";
   return out + "\n";
 }
 
@@ -159,7 +163,8 @@ std::string findings_json(const Validation& validation, std::string_view file) {
 Result<ClusterConfig> parse_cluster(std::string_view text, std::string_view file) {
   Validation validation = validate_cluster(text, Machine::here());
   if (validation.ok()) return std::move(validation.config);
-  Error error(ErrorCode::kConfigSyntax, std::string(file) + " is not a valid cluster file: " + counted(validation.errors, "error"));
+  Error error(ErrorCode::kConfigSyntax,
+              std::string(file) + " is not a valid cluster file: " + counted(validation.errors, "error"));
   for (Finding& finding : validation.findings) {
     if (finding.warning) continue;
     if (error.causes.empty()) error.code = finding.code;

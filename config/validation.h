@@ -28,10 +28,11 @@ Validation validate_cluster(std::string_view text, const Machine& machine);
 /// kFileNotFound, kFileUnreadable with the system's reason, kTooLarge. "-" reads standard input.
 Result<std::string> read_cluster_file(const std::string& path);
 
-/// For people: each finding as "file:line:column: error[E201] what: hint", the line itself, and a caret under the place;
-/// then "2 errors, 1 warning". Empty without findings. `colour`: with ANSI escapes.
+/// For people: each finding as "file:line:column: error[E201] what: hint", the line itself, and a caret under the
+/// place; then "2 errors, 1 warning". Empty without findings. `colour`: with ANSI escapes.
 std::string format_findings(const Validation& validation, std::string_view text, std::string_view file, bool colour);
-/// For scripts: {"file", "ok", "errors", "warnings", "findings": [{line, column, severity, code, name, message, hint}]}.
+/// For scripts: {"file", "ok", "errors", "warnings", "findings": [{line, column, severity, code, name, message,
+/// hint}]}.
 std::string findings_json(const Validation& validation, std::string_view file);
 
 }  // namespace callboard::config

@@ -16,10 +16,10 @@ namespace callboard::kernels {
 
 namespace {
 
-constexpr std::size_t kAlignment = 64;       // what ATen's vectorised kernels and oneDNN expect
-constexpr std::uintptr_t kPageMask = 4095;   // arena blocks start on a page
-constexpr std::uint8_t kPriority = 100;      // above whatever LibTorch sets by itself (0)
-constexpr std::uint8_t kChildPriority = 101; // a forked child takes the ordinary allocator back
+constexpr std::size_t kAlignment = 64;        // what ATen's vectorised kernels and oneDNN expect
+constexpr std::uintptr_t kPageMask = 4095;    // arena blocks start on a page
+constexpr std::uint8_t kPriority = 100;       // above whatever LibTorch sets by itself (0)
+constexpr std::uint8_t kChildPriority = 101;  // a forked child takes the ordinary allocator back
 
 Arena* installed_arena = nullptr;  // written once, before a second thread exists
 

@@ -65,7 +65,8 @@ class Binder {
     }
     if (std::holds_alternative<ArgNone>(argument)) return none();
     if (is_unsupported_type()) {
-      return fail(ErrorCode::kUnsupported, "argument '" + formal_.name() + "' is a " + type_->str() + ", which cannot travel",
+      return fail(ErrorCode::kUnsupported,
+                  "argument '" + formal_.name() + "' is a " + type_->str() + ", which cannot travel",
                   "only None can be given for it");
     }
     auto step = std::visit([this](const auto& given) { return this->from(given); }, argument);
@@ -84,7 +85,8 @@ class Binder {
     if (device_of_factory && !scope_.device.is_cpu() && !plan_takes_tensors()) return constant(IValue(scope_.device));
     if (formal_.default_value()) return constant(*formal_.default_value());
     if (is_unsupported_type()) {
-      return fail(ErrorCode::kUnsupported, "argument '" + formal_.name() + "' is a " + type_->str() + ", which cannot travel");
+      return fail(ErrorCode::kUnsupported,
+                  "argument '" + formal_.name() + "' is a " + type_->str() + ", which cannot travel");
     }
     return fail(ErrorCode::kBadArgument, "argument '" + formal_.name() + "' (" + type_->str() + ") is missing");
   }
@@ -174,7 +176,8 @@ class Binder {
     return wrong();
   }
 
-  // -- values ----------------------------------------------------------------------------------------------------------
+  // -- values
+  // ----------------------------------------------------------------------------------------------------------
 
   Result<ArgumentStep> from(const ArgValue& given) const {
     const Slot slot = scope_.slots.at(given.value);
@@ -191,7 +194,8 @@ class Binder {
         if (is_int(kind_) || kind_ == TypeKind::NumberType) return at(From::kBlob, slot);
         if (is_float(kind_)) return at(From::kBlobAsFloat, slot);
         if (element_ && formal_.N() && is_int(element_->kind())) {
-          return slots(From::kIntListFromBlobs, std::vector<ValueId>(static_cast<std::size_t>(*formal_.N()), given.value));
+          return slots(From::kIntListFromBlobs,
+                       std::vector<ValueId>(static_cast<std::size_t>(*formal_.N()), given.value));
         }
         break;
       case ValueKind::kFloat:
@@ -235,7 +239,8 @@ class Binder {
     return slots(optional_element_ ? From::kOptionalTensorList : From::kTensorList, given.values);
   }
 
-  // -- names -----------------------------------------------------------------------------------------------------------
+  // -- names
+  // -----------------------------------------------------------------------------------------------------------
 
   Result<ArgumentStep> from(const std::string& given) const {
     if (kind_ != TypeKind::StringType && kind_ != TypeKind::AnyType) return wrong();
@@ -260,19 +265,22 @@ class Binder {
     if (kind_ != TypeKind::DeviceObjType) return wrong();
     if (given.slot != 0) {
       return fail(ErrorCode::kUnsupported, "argument '" + formal_.name() + "' names device slot " +
-                                               std::to_string(given.slot) + "; a node can only name slot 0, its own device");
+                                               std::to_string(given.slot) +
+                                               "; a node can only name slot 0, its own device");
     }
     return constant(IValue(scope_.device));
   }
   Result<ArgumentStep> from(const ArgNone&) const { return none(); }
   Result<ArgumentStep> from(const ArgLiteralDevice&) const { return wrong(); }  // refused before
 
-  // -- lists -----------------------------------------------------------------------------------------------------------
+  // -- lists
+  // -----------------------------------------------------------------------------------------------------------
 
   /// An empty list has no kind of its own.
   Result<ArgumentStep> empty_list() const {
     const TypeKind kind = element_->kind();
-    if (kind == TypeKind::TensorType && optional_element_) return constant(IValue(c10::List<std::optional<at::Tensor>>()));
+    if (kind == TypeKind::TensorType && optional_element_)
+      return constant(IValue(c10::List<std::optional<at::Tensor>>()));
     if (kind == TypeKind::TensorType) return constant(IValue(c10::List<at::Tensor>()));
     if (is_int(kind)) return constant(IValue(c10::List<std::int64_t>()));
     if (is_float(kind)) return constant(IValue(c10::List<double>()));
@@ -371,7 +379,8 @@ Result<std::vector<const Argument*>> match_names(const Node& node, const c10::Fu
       std::ranges::count_if(formals, [](const c10::Argument& formal) { return !formal.kwarg_only(); }));
   if (node.args.size() > positional) {
     return fail(ErrorCode::kBadArgument,
-                std::to_string(node.args.size()) + " positional arguments given, the operator takes " + std::to_string(positional),
+                std::to_string(node.args.size()) + " positional arguments given, the operator takes " +
+                    std::to_string(positional),
                 "its arguments: " + known_names(schema));
   }
   for (std::size_t i = 0; i < node.args.size(); ++i) given[i] = &node.args[i];
@@ -402,7 +411,8 @@ std::string describe_argument(const Argument& argument, const BindingScope& scop
           [](const ArgNone&) { return std::string("None"); },
           [&](const ArgValue& given) {
             const auto spec = scope.fragment.values.find(given.value);
-            const std::string name = spec == scope.fragment.values.end() ? std::string() : " '" + spec->second.name + "'";
+            const std::string name =
+                spec == scope.fragment.values.end() ? std::string() : " '" + spec->second.name + "'";
             return "value " + std::to_string(given.value) + name + " (" +
                    kKinds[static_cast<std::size_t>(scope.kind_of(given.value))] + ")";
           },
@@ -478,7 +488,8 @@ Result<ArgumentPlan> bind_plain_arguments(const Node& node, const std::vector<st
     } else if (const auto* scalar = std::get_if<ArgScalar>(&argument)) {
       step.constant = number_of(*scalar);
     } else {
-      return fail(ErrorCode::kBadArgument, "argument '" + names[i] + "' cannot be " + describe_argument(argument, scope));
+      return fail(ErrorCode::kBadArgument,
+                  "argument '" + names[i] + "' cannot be " + describe_argument(argument, scope));
     }
     plan.steps.push_back(std::move(step));
     plan.names.push_back(names[i]);

@@ -80,16 +80,15 @@ class CpuBackend final : public DeviceBackend {
 
   bool can_run(const std::string& name, const std::string& overload) const override {
     using c10::DispatchKey;
-    // BackendSelect and Python keys stand for operators that choose the real kernel by themselves.
-    static constexpr std::array kKeys = {
-        DispatchKey::CPU,          DispatchKey::SparseCPU,       DispatchKey::SparseCsrCPU, DispatchKey::MkldnnCPU,
-        DispatchKey::QuantizedCPU, DispatchKey::NestedTensorCPU, DispatchKey::BackendSelect, DispatchKey::Python};
+    static constexpr std::array kKeys = {DispatchKey::CPU,       DispatchKey::SparseCPU,    DispatchKey::SparseCsrCPU,
+                                         DispatchKey::MkldnnCPU, DispatchKey::QuantizedCPU, DispatchKey::NestedTensorCPU};
     const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
     if (!handle) return false;
     for (const DispatchKey key : kKeys) {
       if (handle->hasComputedKernelForDispatchKey(key)) return true;
     }
-    return false;
+    // Chooses the real kernel by itself. Asked for directly: every operator has the fallback of this key.
+    return handle->hasKernelForDispatchKey(DispatchKey::BackendSelect);
   }
 };
 

@@ -22,9 +22,7 @@ Registry& registry() {
 
 }  // namespace
 
-std::string_view stream_kind_name(StreamKind kind) {
-  return kind == StreamKind::kCompute ? "compute" : "communicate";
-}
+std::string_view stream_kind_name(StreamKind kind) { return kind == StreamKind::kCompute ? "compute" : "communicate"; }
 
 bool register_backend(std::string kind, BackendFactory factory) {
   Registry& known = registry();

@@ -32,8 +32,8 @@ using FragmentKey = std::pair<ContentHash, std::uint32_t>;
 
 /// A loaded fragment's place; queued runs hold it, so that unload() takes effect behind them.
 struct FragmentSlot {
-  std::unique_ptr<LoadedFragment> fragment;       // compute stream
-  std::atomic<std::uint64_t> state_version{0};    // for describe()
+  std::unique_ptr<LoadedFragment> fragment;     // compute stream
+  std::atomic<std::uint64_t> state_version{0};  // for describe()
   std::atomic<bool> has_state{false};
 };
 
@@ -44,21 +44,42 @@ struct PendingRun {
   std::shared_ptr<FragmentSlot> slot;
   std::shared_ptr<RunControl> control;
   RunResult result;
-  std::vector<ExportItem> items;         // one per output
-  std::vector<bool> to_client;           // by item
-  std::shared_ptr<DeviceEvent> computed; // the last kernel's end, for the communicate stream
+  std::vector<ExportItem> items;          // one per output
+  std::vector<bool> to_client;            // by item
+  std::size_t imported = 0;               // inputs whose leases are taken care of
+  std::shared_ptr<DeviceEvent> computed;  // the last kernel's end, for the communicate stream
 };
 using PendingPtr = std::shared_ptr<PendingRun>;
 
+/// Inputs go back at the end of a run, however it ends.
+class ResetAtEnd {
+ public:
+  explicit ResetAtEnd(LoadedFragment& fragment) : fragment_(fragment) {}
+  ~ResetAtEnd() { fragment_.reset(); }
+  ResetAtEnd(const ResetAtEnd&) = delete;
+  ResetAtEnd& operator=(const ResetAtEnd&) = delete;
+
+ private:
+  LoadedFragment& fragment_;
+};
+
+bool same_storage(const at::Tensor& a, const at::Tensor& b) {
+  return a.has_storage() && b.has_storage() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
+}
+
 class Runtime final : public DeviceRuntime {
  public:
-  static Result<std::unique_ptr<DeviceRuntime>> create(RuntimeOptions options, Arena* arena, SegmentMap* segments, ConstantOpener constants) {
+  static Result<std::unique_ptr<DeviceRuntime>> create(RuntimeOptions options, Arena* arena, SegmentMap* segments,
+                                                       ConstantOpener constants) {
     if (arena == nullptr) return fail(ErrorCode::kInternal, "a device runtime needs an arena");
     CALLBOARD_ASSIGN(std::unique_ptr<DeviceBackend> backend, make_backend(options.kind));
-    std::unique_ptr<Runtime> runtime(new Runtime(std::move(options), std::move(backend), arena, segments, std::move(constants)));
-    CALLBOARD_ASSIGN(runtime->compute_, KernelStream::create(*runtime->backend_, StreamKind::kCompute, runtime->options_.threads));
+    std::unique_ptr<Runtime> runtime(
+        new Runtime(std::move(options), std::move(backend), arena, segments, std::move(constants)));
+    CALLBOARD_ASSIGN(runtime->compute_,
+                     KernelStream::create(*runtime->backend_, StreamKind::kCompute, runtime->options_.threads));
     CALLBOARD_ASSIGN(runtime->communicate_, KernelStream::create(*runtime->backend_, StreamKind::kCommunicate, 1));
-    runtime->executor_ = std::make_unique<Executor>(runtime->compute_->context(), runtime->backend_->device(), runtime->options_.check_outputs);
+    runtime->executor_ = std::make_unique<Executor>(runtime->compute_->context(), runtime->backend_->device(),
+                                                    runtime->options_.check_outputs);
     return runtime;
   }
 
@@ -106,7 +127,8 @@ class Runtime final : public DeviceRuntime {
       const auto found = fragments_.find({order.program, order.fragment});
       if (found == fragments_.end()) {
         return fail(ErrorCode::kProgramUnknown, "fragment " + std::to_string(order.fragment) + " of program " +
-                                                    order.program.hex().substr(0, 12) + " is not loaded on this device");
+                                                    order.program.hex().substr(0, 12) +
+                                                    " is not loaded on this device");
       }
       pending->slot = found->second;
       controls_.emplace(id, pending->control);
@@ -138,7 +160,8 @@ class Runtime final : public DeviceRuntime {
   std::string describe() const override;
 
  private:
-  Runtime(RuntimeOptions options, std::unique_ptr<DeviceBackend> backend, Arena* arena, SegmentMap* segments, ConstantOpener constants)
+  Runtime(RuntimeOptions options, std::unique_ptr<DeviceBackend> backend, Arena* arena, SegmentMap* segments,
+          ConstantOpener constants)
       : options_(std::move(options)),
         backend_(std::move(backend)),
         constants_(std::move(constants)),
@@ -150,22 +173,30 @@ class Runtime final : public DeviceRuntime {
   Status posted(PushResult result) const {
     if (result == PushResult::kPushed) return {};
     if (result == PushResult::kClosed) return fail(ErrorCode::kActorUnavailable, "the device is shutting down");
-    return fail(ErrorCode::kOverloaded, "the device's queue is full (" + std::to_string(limits::kStreamQueueMax) + " commands)",
+    return fail(ErrorCode::kOverloaded,
+                "the device's queue is full (" + std::to_string(limits::kStreamQueueMax) + " commands)",
                 "submit fewer requests at once");
   }
 
-  // -- compute stream --------------------------------------------------------------------------------------------------
+  // -- compute stream
+  // --------------------------------------------------------------------------------------------------
   Result<LoadedInfo> load_here(const Fragment& fragment, FragmentSlot& slot);
   void run_here(const PendingPtr& pending);
+  /// What is left to say: an error, success, or nothing since the communicate stream goes on.
+  enum class Next { kFinish, kHandedOver };
+  Result<Next> run_fragment(const PendingPtr& pending);
+  Status commit(PendingRun& run, LoadedFragment& fragment, std::vector<at::Tensor> states);
   std::shared_ptr<const Error> compute(PendingRun& run, LoadedFragment& fragment);
   Status take_states(LoadedFragment& fragment, std::vector<at::Tensor>& states) const;
   void collect_outputs(PendingRun& run, LoadedFragment& fragment, const std::vector<at::Tensor>& states);
   bool has_large_copy(const PendingRun& run) const;
   Status export_outputs(PendingRun& run, StreamContext& stream);
   std::vector<KernelHook*> hooks_now();
-  // -- communicate stream ----------------------------------------------------------------------------------------------
+  // -- communicate stream
+  // ----------------------------------------------------------------------------------------------
   void export_here(const PendingPtr& pending);
-  // -- either ------------------------------------------------------------------------------------------------------------
+  // -- either
+  // ------------------------------------------------------------------------------------------------------------
   void finish(const PendingPtr& pending, std::optional<Error> error);
   void release_leases(RunResult& result);
   void forget_control(RunId run, const std::shared_ptr<RunControl>& control);
@@ -190,16 +221,19 @@ class Runtime final : public DeviceRuntime {
   std::atomic<std::uint64_t> finished_{0};
 
   mutable std::mutex mutex_;
-  std::map<FragmentKey, std::shared_ptr<FragmentSlot>> fragments_;         // guarded by mutex_
-  std::multimap<RunId, std::shared_ptr<RunControl>> controls_;             // guarded by mutex_
+  std::map<FragmentKey, std::shared_ptr<FragmentSlot>> fragments_;  // guarded by mutex_
+  std::multimap<RunId, std::shared_ptr<RunControl>> controls_;      // guarded by mutex_
 
   std::unique_ptr<KernelStream> communicate_;
-  std::unique_ptr<Executor> executor_;     // compute stream
+  std::unique_ptr<Executor> executor_;  // compute stream
   std::unique_ptr<KernelStream> compute_;
 };
 
 Result<LoadedInfo> Runtime::load_here(const Fragment& fragment, FragmentSlot& slot) {
   if (slot.fragment) return slot.fragment->info;
+  if (stopping_.load(std::memory_order_acquire)) {
+    return fail(ErrorCode::kActorUnavailable, "the device was shut down before the fragment was loaded");
+  }
   auto loaded = load_fragment(fragment, *backend_, options_.memory_limit, constants_);
   if (loaded) {
     slot.fragment = std::move(*loaded);
@@ -217,42 +251,49 @@ Result<LoadedInfo> Runtime::load_here(const Fragment& fragment, FragmentSlot& sl
 void Runtime::run_here(const PendingPtr& pending) {
   queued_.fetch_sub(1, std::memory_order_relaxed);
   running_.fetch_add(1, std::memory_order_relaxed);
+  Result<Next> next = Next::kFinish;
+  try {
+    next = run_fragment(pending);
+  } catch (const std::exception& thrown) {  // what is no kernel's: the heap, between two kernels
+    next = fail(ErrorCode::kInternal, std::string("the run could not be carried on: ") + thrown.what());
+  }
+  if (!next) return finish(pending, std::move(next).error());
+  if (*next == Next::kFinish) finish(pending, std::nullopt);
+}
+
+Result<Runtime::Next> Runtime::run_fragment(const PendingPtr& pending) {
   PendingRun& run = *pending;
   if (stopping_.load(std::memory_order_acquire)) {
-    return finish(pending, Error(ErrorCode::kActorUnavailable, "the device was shut down before the run began"));
+    return fail(ErrorCode::kActorUnavailable, "the device was shut down before the run began");
   }
-  if (auto reason = run.control->stop_reason()) return finish(pending, std::move(reason));
-  if (!run.slot->fragment) {
-    return finish(pending, Error(ErrorCode::kProgramUnknown, "the fragment could not be loaded on this device"));
-  }
+  if (auto reason = run.control->stop_reason()) return fail(std::move(*reason));
+  if (!run.slot->fragment) return fail(ErrorCode::kProgramUnknown, "the fragment could not be loaded on this device");
   LoadedFragment& fragment = *run.slot->fragment;
-  std::optional<Error> failed;
+  const ResetAtEnd reset(fragment);
+  if (const auto error = compute(run, fragment)) return fail(*error);
   std::vector<at::Tensor> states;
-  if (const auto error = compute(run, fragment)) {
-    failed = *error;
-  } else if (Status taken = take_states(fragment, states); !taken) {
-    failed = std::move(taken).error();
-  } else {
-    collect_outputs(run, fragment, states);
+  CALLBOARD_TRY(take_states(fragment, states));
+  collect_outputs(run, fragment, states);
+  if (!states.empty()) {
+    CALLBOARD_TRY(commit(run, fragment, std::move(states)));
+    return Next::kFinish;
   }
-  fragment.reset();
-  if (failed) return finish(pending, std::move(failed));
-
-  // A stateful run commits once its results exist: the next one must not see a state whose results nobody got.
-  const bool stateful = !fragment.states.empty();
-  if (!stateful && has_large_copy(run)) {
+  if (has_large_copy(run)) {
     run.computed = compute_->context().record();
-    if (communicate_->post([this, pending] { export_here(pending); }) == PushResult::kPushed) return;
+    fragment.reset();  // before the other thread may finish the run
+    if (communicate_->post([this, pending] { export_here(pending); }) == PushResult::kPushed) return Next::kHandedOver;
   }
-  if (Status exported = export_outputs(run, compute_->context()); !exported) {
-    return finish(pending, std::move(exported).error());
-  }
-  if (stateful) {
-    for (std::size_t i = 0; i < states.size(); ++i) fragment.states[i].current = std::move(states[i]);
-    run.slot->state_version.store(++fragment.state_version, std::memory_order_relaxed);
-    run.result.state_version = fragment.state_version;
-  }
-  finish(pending, std::nullopt);
+  CALLBOARD_TRY(export_outputs(run, compute_->context()));
+  return Next::kFinish;
+}
+
+/// The state moves on once the results exist: the next run must not see a state whose results nobody got.
+Status Runtime::commit(PendingRun& run, LoadedFragment& fragment, std::vector<at::Tensor> states) {
+  CALLBOARD_TRY(export_outputs(run, compute_->context()));
+  for (std::size_t i = 0; i < states.size(); ++i) fragment.states[i].current = std::move(states[i]);
+  run.result.state_version = ++fragment.state_version;
+  run.slot->state_version.store(fragment.state_version, std::memory_order_relaxed);
+  return {};
 }
 
 std::shared_ptr<const Error> Runtime::compute(PendingRun& run, LoadedFragment& fragment) {
@@ -264,11 +305,13 @@ std::shared_ptr<const Error> Runtime::compute(PendingRun& run, LoadedFragment& f
   order.hooks = hooks;
   order.inputs.reserve(run.order.inputs.size());
   for (std::size_t i = 0; i < run.order.inputs.size(); ++i) {
+    run.imported = i + 1;
     auto value = importer_.import(run.order.inputs[i]);
     if (!value) {
       Error error = std::move(value).error();
       const bool named = i < fragment.inputs.size();
-      error.message = "input " + std::to_string(i) + (named ? " '" + fragment.inputs[i].name + "'" : "") + ": " + error.message;
+      error.message =
+          "input " + std::to_string(i) + (named ? " '" + fragment.inputs[i].name + "'" : "") + ": " + error.message;
       return std::make_shared<const Error>(std::move(error));
     }
     order.inputs.push_back(std::move(*value));
@@ -288,15 +331,18 @@ Status Runtime::take_states(LoadedFragment& fragment, std::vector<at::Tensor>& s
       return fail(ErrorCode::kOutputMismatch, "the new value of state '" + state.name + "' is no tensor");
     }
     at::Tensor tensor = after.value().toTensor();
-    const bool constant = std::ranges::any_of(fragment.constants, [&](const auto& known) { return known.tensor.is_alias_of(tensor); });
-    const bool present = std::ranges::any_of(fragment.states, [&](const auto& known) { return known.current.is_alias_of(tensor); });
+    const bool constant =
+        std::ranges::any_of(fragment.constants, [&](const auto& known) { return same_storage(known.tensor, tensor); });
+    const bool present =
+        std::ranges::any_of(fragment.states, [&](const auto& known) { return same_storage(known.current, tensor); });
     bool copy = fragment.guard.is_protected(tensor) && !constant && !present;
     const std::uint64_t own_bytes = static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
-    copy = copy || tensor.storage().nbytes() / kStateSpreadMax > own_bytes;
+    copy = copy || (tensor.has_storage() && tensor.storage().nbytes() / kStateSpreadMax > own_bytes);
     try {
       states.push_back(copy ? at::clone(tensor) : std::move(tensor));
     } catch (const std::exception& thrown) {
-      return fail(ErrorCode::kOutOfMemory, "the new value of state '" + state.name + "' cannot be kept: " + thrown.what());
+      return fail(ErrorCode::kOutOfMemory,
+                  "the new value of state '" + state.name + "' cannot be kept: " + thrown.what());
     }
   }
   return {};
@@ -311,7 +357,7 @@ void Runtime::collect_outputs(PendingRun& run, LoadedFragment& fragment, const s
     if (item.value.isTensor()) {
       const at::Tensor& tensor = item.value.toTensor();
       item.copy = fragment.guard.is_protected(tensor) ||
-                  std::ranges::any_of(states, [&](const at::Tensor& state) { return state.is_alias_of(tensor); });
+                  std::ranges::any_of(states, [&](const at::Tensor& state) { return same_storage(state, tensor); });
     }
     if (output.to_client) item.holders.push_back(run.order.client);
     for (std::size_t i = 0; i < output.edges; ++i, ++edge) {
@@ -343,22 +389,29 @@ Status Runtime::export_outputs(PendingRun& run, StreamContext& stream) {
 
 std::vector<KernelHook*> Runtime::hooks_now() {
   std::vector<KernelHook*> hooks;
+  if (options_.nan_check) hooks.push_back(&nan_hook_);  // first: the others then hear of its refusal as a failure
   if (tracing_.load(std::memory_order_relaxed)) hooks.push_back(&trace_hook_);
   if (options_.timing) hooks.push_back(&timing_hook_);
-  if (options_.nan_check) hooks.push_back(&nan_hook_);
   return hooks;
 }
 
 void Runtime::export_here(const PendingPtr& pending) {
   StreamContext& stream = communicate_->context();
-  Status status = stream.wait(*pending->computed, pending->order.deadline);
-  if (status) status = export_outputs(*pending, stream);
+  Status status;
+  try {
+    status = stream.wait(*pending->computed, pending->order.deadline);
+    if (status) status = export_outputs(*pending, stream);
+  } catch (const std::exception& thrown) {
+    status = fail(ErrorCode::kInternal, std::string("the results could not be handed over: ") + thrown.what());
+  }
   finish(pending, status ? std::nullopt : std::optional(std::move(status).error()));
 }
 
 void Runtime::finish(const PendingPtr& pending, std::optional<Error> error) {
   PendingRun& run = *pending;
-  run.items.clear();  // before `done`: from then on nothing of the inputs is read or held
+  // Before `done`: from then on nothing of the inputs is read or held.
+  run.items.clear();
+  for (std::size_t i = run.imported; i < run.order.inputs.size(); ++i) importer_.discard(run.order.inputs[i]);
   if (error) {
     release_leases(run.result);
     run.result = RunResult();
@@ -407,7 +460,8 @@ std::string Runtime::describe() const {
                          {"copied_out_bytes", exporter_.copied_bytes()}};
   auto operators = nlohmann::json::object();
   for (const auto& [op, total] : timing_hook_.totals()) {
-    operators[op] = {{"calls", total.calls}, {"failed", total.failed}, {"total_ns", total.total_ns}, {"max_ns", total.max_ns}};
+    operators[op] = {
+        {"calls", total.calls}, {"failed", total.failed}, {"total_ns", total.total_ns}, {"max_ns", total.max_ns}};
   }
   if (!operators.empty()) text["operators"] = std::move(operators);
   auto states = nlohmann::json::array();

@@ -18,7 +18,8 @@ constexpr std::size_t kSuggestionsMax = 3;
 
 class DispatcherKernel final : public Kernel {
  public:
-  DispatcherKernel(std::shared_ptr<const KernelInfo> info, ArgumentPlan arguments, OutputPlan outputs, c10::OperatorHandle handle)
+  DispatcherKernel(std::shared_ptr<const KernelInfo> info, ArgumentPlan arguments, OutputPlan outputs,
+                   c10::OperatorHandle handle)
       : Kernel(std::move(info), std::move(arguments), std::move(outputs)), handle_(std::move(handle)) {}
 
  private:
@@ -97,28 +98,32 @@ std::vector<std::pair<std::size_t, Slot>> aliases_of(const c10::FunctionSchema& 
 
 }  // namespace
 
-Result<PreparedKernel> make_dispatcher_kernel(const Node& node, std::shared_ptr<const KernelInfo> info, OutputPlan outputs,
-                                              const BindingScope& scope, const DeviceBackend& backend) {
+Result<PreparedKernel> make_dispatcher_kernel(const Node& node, std::shared_ptr<const KernelInfo> info,
+                                              OutputPlan outputs, const BindingScope& scope,
+                                              const DeviceBackend& backend) {
   const c10::OperatorName name = split_name(node.op);
   const auto handle = c10::Dispatcher::singleton().findSchema(name);
   if (!handle) return fail(unknown_operator(node.op));
   if (!backend.can_run(name.name, name.overload_name)) {
-    return fail(ErrorCode::kUnsupported, "the operator '" + node.op + "' has no kernel for " + std::string(backend.kind()),
+    return fail(ErrorCode::kUnsupported,
+                "the operator '" + node.op + "' has no kernel for " + std::string(backend.kind()),
                 "place the node on a device of another kind");
   }
   const c10::FunctionSchema& schema = handle->schema();
   CALLBOARD_ASSIGN(ArgumentPlan arguments, bind_arguments(node, schema, scope));
   if (outputs.steps.size() != schema.returns().size()) {
     return fail(ErrorCode::kOutputMismatch, "the node declares " + std::to_string(outputs.steps.size()) +
-                                                " outputs, the operator gives " + std::to_string(schema.returns().size()));
+                                                " outputs, the operator gives " +
+                                                std::to_string(schema.returns().size()));
   }
   for (std::size_t i = 0; i < outputs.steps.size(); ++i) {
     const bool is_list = schema.returns()[i].type()->kind() == c10::TypeKind::ListType;
     if (outputs.steps[i].is_list == is_list || schema.returns()[i].type()->kind() == c10::TypeKind::AnyType) continue;
     const bool unused = !outputs.steps[i].is_list && outputs.targets[outputs.steps[i].first].slot == kNoSlot;
     if (!unused) {
-      return fail(ErrorCode::kOutputMismatch, "output " + std::to_string(i) + " is declared as " +
-                                                  (is_list ? "one value, the operator gives a list" : "a list, the operator gives one value"));
+      return fail(ErrorCode::kOutputMismatch,
+                  "output " + std::to_string(i) + " is declared as " +
+                      (is_list ? "one value, the operator gives a list" : "a list, the operator gives one value"));
     }
   }
   PreparedKernel prepared;
@@ -126,7 +131,8 @@ Result<PreparedKernel> make_dispatcher_kernel(const Node& node, std::shared_ptr<
   prepared.traits.random = is_random(*handle, arguments);
   prepared.traits.effects = !ours && schema.returns().empty() && !arguments.writes;
   prepared.traits.aliases = aliases_of(schema, arguments);
-  prepared.kernel = std::make_unique<DispatcherKernel>(std::move(info), std::move(arguments), std::move(outputs), *handle);
+  prepared.kernel =
+      std::make_unique<DispatcherKernel>(std::move(info), std::move(arguments), std::move(outputs), *handle);
   return prepared;
 }
 

@@ -24,7 +24,8 @@ struct PreparedKernel {
 };
 
 /// Resolves the operator, binds the arguments, compares the number of outputs. kUnknownOperator names the nearest ones.
-Result<PreparedKernel> make_dispatcher_kernel(const Node& node, std::shared_ptr<const KernelInfo> info, OutputPlan outputs,
-                                              const BindingScope& scope, const DeviceBackend& backend);
+Result<PreparedKernel> make_dispatcher_kernel(const Node& node, std::shared_ptr<const KernelInfo> info,
+                                              OutputPlan outputs, const BindingScope& scope,
+                                              const DeviceBackend& backend);
 
 }  // namespace callboard::kernels

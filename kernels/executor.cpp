@@ -48,8 +48,8 @@ Status Executor::begin(LoadedFragment& fragment, Order& order) {
   fragment.guard.begin();
   for (Blob& blob : fragment.blobs) blob.expect();
   if (order.symbols.size() != fragment.symbol_names.size()) {
-    return fail(ErrorCode::kBadInput, "the run has " + std::to_string(order.symbols.size()) + " symbols, the fragment " +
-                                          std::to_string(fragment.symbol_names.size()));
+    return fail(ErrorCode::kBadInput, "the run has " + std::to_string(order.symbols.size()) +
+                                          " symbols, the fragment " + std::to_string(fragment.symbol_names.size()));
   }
   if (order.inputs.size() != fragment.inputs.size()) {
     return fail(ErrorCode::kBadInput, "the run has " + std::to_string(order.inputs.size()) + " inputs, the fragment " +
@@ -63,13 +63,15 @@ Status Executor::begin(LoadedFragment& fragment, Order& order) {
   };
   for (std::size_t i = 0; i < order.inputs.size(); ++i) {
     const ValueCheck& check = fragment.inputs[i].check;
-    if (check.read_by_exprs && order.inputs[i].isInt()) fragment.exprs.set_integer(check.value, order.inputs[i].toInt());
+    if (check.read_by_exprs && order.inputs[i].isInt())
+      fragment.exprs.set_integer(check.value, order.inputs[i].toInt());
   }
   for (std::size_t i = 0; i < order.inputs.size(); ++i) {
     const ValueCheck& check = fragment.inputs[i].check;
     if (check_outputs_) {
       if (auto text = mismatch(check, order.inputs[i], fragment.exprs, device_)) {
-        return fail(ErrorCode::kBadInput, "input " + std::to_string(i) + " '" + fragment.inputs[i].name + "': " + *text);
+        return fail(ErrorCode::kBadInput,
+                    "input " + std::to_string(i) + " '" + fragment.inputs[i].name + "': " + *text);
       }
     }
     give(check.slot, std::move(order.inputs[i]));
@@ -100,7 +102,8 @@ std::shared_ptr<const Error> Executor::run_kernels(LoadedFragment& fragment, con
         return std::make_shared<const Error>(std::move(*reason));
       }
     }
-    if (auto error = fragment.kernels[i]->run(frame)) [[unlikely]] return error;
+    if (auto error = fragment.kernels[i]->run(frame)) [[unlikely]]
+      return error;
     for (std::uint32_t k = free_at[i]; k < free_at[i + 1]; ++k) fragment.blobs[fragment.frees[k]].drop();
   }
   return nullptr;

@@ -23,7 +23,8 @@ constexpr std::uintptr_t kAlignment = 64;
 /// One load; its parts end up in the LoadedFragment.
 class Loader {
  public:
-  Loader(const Fragment& fragment, const DeviceBackend& backend, std::uint64_t memory_limit, const ConstantOpener& constants)
+  Loader(const Fragment& fragment, const DeviceBackend& backend, std::uint64_t memory_limit,
+         const ConstantOpener& constants)
       : fragment_(fragment), backend_(backend), constants_(constants), loaded_(std::make_unique<LoadedFragment>()) {
     loaded_->memory_limit = memory_limit;
   }
@@ -45,7 +46,8 @@ class Loader {
 
  private:
   void number(ValueId value) {
-    if (value != kNoValue && slots_.try_emplace(value, static_cast<Slot>(values_.size())).second) values_.push_back(value);
+    if (value != kNoValue && slots_.try_emplace(value, static_cast<Slot>(values_.size())).second)
+      values_.push_back(value);
   }
 
   void number_values() {
@@ -86,7 +88,8 @@ class Loader {
     }
   }
 
-  // -- kernels ---------------------------------------------------------------------------------------------------------
+  // -- kernels
+  // ---------------------------------------------------------------------------------------------------------
 
   std::shared_ptr<const KernelInfo> info_of(std::size_t index) const {
     const Node& node = fragment_.nodes[index];
@@ -102,8 +105,8 @@ class Loader {
   OutputPlan outputs_of(const Node& node) {
     OutputPlan plan;
     for (const NodeOutput& output : node.outputs) {
-      plan.steps.push_back({static_cast<std::uint32_t>(plan.targets.size()), static_cast<std::uint32_t>(output.values.size()),
-                            output.is_list});
+      plan.steps.push_back({static_cast<std::uint32_t>(plan.targets.size()),
+                            static_cast<std::uint32_t>(output.values.size()), output.is_list});
       for (const ValueId value : output.values) plan.targets.push_back(check_of(value));
     }
     return plan;
@@ -115,9 +118,8 @@ class Loader {
       const Node& node = fragment_.nodes[i];
       std::shared_ptr<const KernelInfo> info = info_of(i);
       OutputPlan outputs = outputs_of(node);
-      auto prepared = is_primitive(node.op)
-                          ? make_primitive_kernel(node, info, std::move(outputs), scope)
-                          : make_dispatcher_kernel(node, info, std::move(outputs), scope, backend_);
+      auto prepared = is_primitive(node.op) ? make_primitive_kernel(node, info, std::move(outputs), scope)
+                                            : make_dispatcher_kernel(node, info, std::move(outputs), scope, backend_);
       if (!prepared) {
         gaps_.push_back(gap(std::move(prepared).error(), *info));
         continue;
@@ -154,12 +156,15 @@ class Loader {
     // Missing operators say most about a device; the class of the whole is theirs if there are any.
     const auto unknown = std::ranges::find(gaps_, ErrorCode::kUnknownOperator, &Error::code);
     const Error& first = unknown == gaps_.end() ? gaps_.front() : *unknown;
-    Error all(first.code, std::to_string(gaps_.size()) + " nodes of the fragment cannot run on this device, the first: " +
-                              first.message, first.hint);
+    Error all(
+        first.code,
+        std::to_string(gaps_.size()) + " nodes of the fragment cannot run on this device, the first: " + first.message,
+        first.hint);
     all.op = first.op;
     all.node = first.node;
     const std::size_t kept = std::min(gaps_.size(), limits::kErrorCausesMax);
-    all.causes.assign(std::make_move_iterator(gaps_.begin()), std::make_move_iterator(gaps_.begin() + static_cast<std::ptrdiff_t>(kept)));
+    all.causes.assign(std::make_move_iterator(gaps_.begin()),
+                      std::make_move_iterator(gaps_.begin() + static_cast<std::ptrdiff_t>(kept)));
     return all;
   }
 
@@ -185,8 +190,9 @@ class Loader {
   void bind_outputs() {
     for (const FragmentOutput& output : fragment_.outputs) {
       const auto spec = fragment_.values.find(output.value);
-      loaded_->outputs.push_back({slots_.at(output.value), output.value, spec == fragment_.values.end() ? "" : spec->second.name,
-                                  output.to_client, output.edges.size()});
+      loaded_->outputs.push_back({slots_.at(output.value), output.value,
+                                  spec == fragment_.values.end() ? "" : spec->second.name, output.to_client,
+                                  output.edges.size()});
     }
   }
 
@@ -212,7 +218,8 @@ class Loader {
     for (std::size_t i = 0; i < plan.steps.size(); ++i) {
       using From = ArgumentStep::From;
       const From from = plan.steps[i].from;
-      const bool blob = from == From::kBlob || from == From::kBlobAsTensor || from == From::kBlobAsFloat || from == From::kBlobAsInt;
+      const bool blob =
+          from == From::kBlob || from == From::kBlobAsTensor || from == From::kBlobAsFloat || from == From::kBlobAsInt;
       if (!blob || plan.steps[i].first != slot) continue;
       if (found != plan.steps.size() || from != From::kBlob) return false;
       found = i;
@@ -233,7 +240,8 @@ class Loader {
     return {};
   }
 
-  // -- constants -------------------------------------------------------------------------------------------------------
+  // -- constants
+  // -------------------------------------------------------------------------------------------------------
 
   Result<c10::Storage> open_storage(const Constant& constant) {
     const auto known = storages_.find(constant.storage);
@@ -244,11 +252,13 @@ class Loader {
     } else {
       CALLBOARD_ASSIGN(ConstantStorage opened, constants_(constant.storage, constant.storage_bytes));
       if (opened.data == nullptr || opened.bytes < constant.storage_bytes) {
-        return fail(ErrorCode::kConstantMissing, "constant '" + constant.name + "' has " + std::to_string(opened.bytes) +
-                                                     " bytes, the program declares " + std::to_string(constant.storage_bytes));
+        return fail(ErrorCode::kConstantMissing, "constant '" + constant.name + "' has " +
+                                                     std::to_string(opened.bytes) + " bytes, the program declares " +
+                                                     std::to_string(constant.storage_bytes));
       }
       const auto bytes = static_cast<std::int64_t>(constant.storage_bytes);
-      at::Tensor whole = at::from_blob(opened.data, {bytes}, [keep = opened.keep](void*) mutable { keep.reset(); }, at::kByte);
+      at::Tensor whole = at::from_blob(
+          opened.data, {bytes}, [keep = opened.keep](void*) mutable { keep.reset(); }, at::kByte);
       if (reinterpret_cast<std::uintptr_t>(opened.data) % kAlignment != 0) whole = whole.clone();
       storage = whole.storage();
     }
@@ -262,7 +272,8 @@ class Loader {
       CALLBOARD_ASSIGN(const std::uint64_t extent, constant.meta.extent_bytes());
       if (extent > constant.storage_bytes) {
         return fail(ErrorCode::kBadGraph, "constant '" + constant.name + "' (" + constant.meta.to_string() +
-                                              ") reaches beyond its storage of " + std::to_string(constant.storage_bytes) + " bytes");
+                                              ") reaches beyond its storage of " +
+                                              std::to_string(constant.storage_bytes) + " bytes");
       }
       auto storage = open_storage(constant);
       if (!storage) {
@@ -274,8 +285,8 @@ class Loader {
       loaded_->constants.push_back({slots_.at(constant.value), std::move(tensor)});
     }
     for (const State& state : fragment_.states) {
-      loaded_->states.push_back({state.name, slots_.at(state.before), slots_.at(state.after),
-                                 loaded_->constants[state.initial].tensor});
+      loaded_->states.push_back(
+          {state.name, slots_.at(state.before), slots_.at(state.after), loaded_->constants[state.initial].tensor});
     }
     // A state's slot holds what the last run left there, not the constant that it began with.
     std::erase_if(loaded_->constants, [this](const LoadedFragment::BoundConstant& constant) {
@@ -289,7 +300,7 @@ class Loader {
   const ConstantOpener& constants_;
   std::unique_ptr<LoadedFragment> loaded_;
   std::map<ValueId, Slot> slots_;
-  std::vector<ValueId> values_;  // by slot
+  std::vector<ValueId> values_;                   // by slot
   std::map<ContentHash, c10::Storage> storages_;  // by content: tied weights are one memory
   std::vector<std::pair<ValueId, ValueId>> shared_;
   std::vector<std::vector<ValueId>> frees_;

@@ -10,7 +10,8 @@
 namespace callboard::kernels {
 
 /// What was written before record() is visible to whoever saw ready() or wait_until() return true. Any thread; records
-/// once and stays recorded; whoever records keeps it alive until record() returns (share it). Asking costs one atomic load, only a real wait takes the lock.
+/// once and stays recorded; whoever records keeps it alive until record() returns (share it). Asking costs one atomic
+/// load, only a real wait takes the lock.
 class HostEvent {
  public:
   void record() noexcept {

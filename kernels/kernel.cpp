@@ -31,17 +31,20 @@ std::string_view kind_text(ValueKind kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
-bool is_none(const c10::IValue& value) {
-  return value.isNone() || (value.isTensor() && !value.toTensor().defined());
-}
+bool is_none(const c10::IValue& value) { return value.isNone() || (value.isTensor() && !value.toTensor().defined()); }
 
 bool has_kind(ValueKind kind, const c10::IValue& value) {
   switch (kind) {
-    case ValueKind::kTensor: return value.isTensor() && value.toTensor().defined();
-    case ValueKind::kInt: return value.isInt();
-    case ValueKind::kFloat: return value.isDouble();
-    case ValueKind::kBool: return value.isBool();
-    case ValueKind::kNone: return is_none(value);
+    case ValueKind::kTensor:
+      return value.isTensor() && value.toTensor().defined();
+    case ValueKind::kInt:
+      return value.isInt();
+    case ValueKind::kFloat:
+      return value.isDouble();
+    case ValueKind::kBool:
+      return value.isBool();
+    case ValueKind::kNone:
+      return is_none(value);
   }
   return false;
 }
@@ -103,6 +106,28 @@ std::string describe_tensor(const at::Tensor& tensor) {
   return text + " on " + tensor.device().str();
 }
 
+/// Of the exception being handled: the one place where what kernels throw becomes a value.
+Error error_of_exception() {
+  try {
+    throw;
+  } catch (const KernelFailure& thrown) {
+    return thrown.error();
+  } catch (const c10::OutOfMemoryError& thrown) {
+    return Error(ErrorCode::kOutOfMemory, "out of memory: " + std::string(thrown.what_without_backtrace()),
+                 "smaller inputs, fewer requests at once, or a larger memory_limit");
+  } catch (const c10::Error& thrown) {
+    const std::string what = thrown.what_without_backtrace();
+    const bool memory = what.find("can't allocate memory") != std::string::npos;  // LibTorch's own CPU allocator
+    return Error(memory ? ErrorCode::kOutOfMemory : ErrorCode::kKernelFailed, what);
+  } catch (const std::bad_alloc&) {
+    return Error(ErrorCode::kOutOfMemory, "out of memory: the heap refused an allocation");
+  } catch (const std::exception& thrown) {
+    return Error(ErrorCode::kKernelFailed, thrown.what());
+  } catch (...) {
+    return Error(ErrorCode::kKernelFailed, "the kernel threw something that is no std::exception");
+  }
+}
+
 }  // namespace
 
 std::string describe(const c10::IValue& value) {
@@ -123,7 +148,8 @@ std::string describe(const c10::IValue& value) {
 
 std::optional<std::string> mismatch(const ValueCheck& check, const c10::IValue& value, const ExprTable& exprs,
                                     c10::Device device) {
-  if (check.kind == ValueKind::kTensor && tensor_fits(check, value, exprs, device)) [[likely]] return std::nullopt;
+  if (check.kind == ValueKind::kTensor && tensor_fits(check, value, exprs, device)) [[likely]]
+    return std::nullopt;
   if (check.kind != ValueKind::kTensor && has_kind(check.kind, value)) return std::nullopt;
   const bool tensors = check.kind == ValueKind::kTensor && has_kind(ValueKind::kTensor, value);
   return "expected " + (tensors ? expected_text(check, exprs, device) : std::string(kind_text(check.kind))) +
@@ -137,36 +163,17 @@ Kernel::Kernel(std::shared_ptr<const KernelInfo> info, ArgumentPlan arguments, O
     : info_(std::move(info)), arguments_(std::move(arguments)), outputs_(std::move(outputs)) {}
 
 std::shared_ptr<const Error> Kernel::run(KernelFrame& frame) noexcept {
-  Error error;
   try {
     std::shared_ptr<const Error> inherited;
     Failure failure = run_steps(frame, inherited);
-    if (inherited) {
-      frame.stack->clear();
-      for (const ValueCheck& target : outputs_.targets) {
-        if (target.slot != kNoSlot) frame.blobs[target.slot].poison(inherited);
-      }
-      return inherited;
-    }
-    if (!failure) [[likely]] return nullptr;
-    error = std::move(*failure);
-  } catch (const KernelFailure& thrown) {
-    error = thrown.error();
-  } catch (const c10::OutOfMemoryError& thrown) {
-    error = Error(ErrorCode::kOutOfMemory, "out of memory: " + std::string(thrown.what_without_backtrace()),
-                  "smaller inputs, fewer requests at once, or a larger memory_limit");
-  } catch (const c10::Error& thrown) {
-    const std::string what = thrown.what_without_backtrace();
-    const bool memory = what.find("can't allocate memory") != std::string::npos;
-    error = Error(memory ? ErrorCode::kOutOfMemory : ErrorCode::kKernelFailed, what);
-  } catch (const std::bad_alloc&) {
-    error = Error(ErrorCode::kOutOfMemory, "out of memory: the heap refused an allocation");
-  } catch (const std::exception& thrown) {
-    error = Error(ErrorCode::kKernelFailed, thrown.what());
+    if (!failure && !inherited) [[likely]]
+      return nullptr;
+    if (failure) return fail_outputs(frame, std::move(*failure));
+    poison_outputs(frame, inherited);
+    return inherited;
   } catch (...) {
-    error = Error(ErrorCode::kKernelFailed, "the kernel threw something that is no std::exception");
+    return fail_outputs(frame, error_of_exception());
   }
-  return fail_outputs(frame, std::move(error));
 }
 
 Kernel::Failure Kernel::run_steps(KernelFrame& frame, std::shared_ptr<const Error>& inherited) {
@@ -177,13 +184,15 @@ Kernel::Failure Kernel::run_steps(KernelFrame& frame, std::shared_ptr<const Erro
   }
   Stack& stack = *frame.stack;
   stack.clear();
-  if (!push_arguments(frame, inherited)) [[unlikely]] return std::nullopt;  // 3
-  compute(stack);                                                           // 4
-  if (!frame.stream->is_current()) [[unlikely]] {                           // 5
+  if (!push_arguments(frame, inherited)) [[unlikely]]
+    return std::nullopt;                           // 3
+  compute(stack);                                  // 4
+  if (!frame.stream->is_current()) [[unlikely]] {  // 5
     return Error(ErrorCode::kKernelFailed, "the kernel left another device stream current than the one it was run on",
                  "restore the current stream in the kernel, also where it throws");
   }
-  if (Failure failure = check_results(frame)) [[unlikely]] return failure;
+  if (Failure failure = check_results(frame)) [[unlikely]]
+    return failure;
   fill_blobs(frame);  // 6
   if (frame.hooks.empty()) return std::nullopt;
   return hooks_after(frame);  // 7
@@ -194,8 +203,12 @@ bool Kernel::push_arguments(KernelFrame& frame, std::shared_ptr<const Error>& in
   Stack& stack = *frame.stack;
   for (const ArgumentStep& step : arguments_.steps) {
     switch (step.from) {
-      case From::kStatic: stack.push_back(step.constant); break;
-      case From::kStaticCopy: stack.emplace_back(step.constant.deepcopy()); break;
+      case From::kStatic:
+        stack.push_back(step.constant);
+        break;
+      case From::kStaticCopy:
+        stack.emplace_back(step.constant.deepcopy());
+        break;
       case From::kBlob:
       case From::kLastUse:
       case From::kBlobAsTensor:
@@ -215,10 +228,18 @@ bool Kernel::push_arguments(KernelFrame& frame, std::shared_ptr<const Error>& in
         }
         break;
       }
-      case From::kExpr: stack.emplace_back(expr_value(frame, step.first)); break;
-      case From::kExprAsFloat: stack.emplace_back(static_cast<double>(expr_value(frame, step.first))); break;
-      case From::kExprAsBool: stack.emplace_back(expr_value(frame, step.first) != 0); break;
-      case From::kExprAsTensor: stack.emplace_back(number_tensor(expr_value(frame, step.first))); break;
+      case From::kExpr:
+        stack.emplace_back(expr_value(frame, step.first));
+        break;
+      case From::kExprAsFloat:
+        stack.emplace_back(static_cast<double>(expr_value(frame, step.first)));
+        break;
+      case From::kExprAsBool:
+        stack.emplace_back(expr_value(frame, step.first) != 0);
+        break;
+      case From::kExprAsTensor:
+        stack.emplace_back(number_tensor(expr_value(frame, step.first)));
+        break;
       default:
         if (!push_list(frame, step, inherited)) return false;
     }
@@ -310,7 +331,8 @@ Kernel::Failure Kernel::check_results(const KernelFrame& frame) const {
       }
       continue;
     }
-    if (!stack[i].isList()) return output_error("output " + std::to_string(i) + ": expected a list, found " + describe(stack[i]));
+    if (!stack[i].isList())
+      return output_error("output " + std::to_string(i) + ": expected a list, found " + describe(stack[i]));
     const auto items = stack[i].toList();
     if (items.size() != step.count) {
       return output_error("output " + std::to_string(i) + ": expected a list of " + std::to_string(step.count) +
@@ -339,7 +361,8 @@ void Kernel::fill_blobs(KernelFrame& frame) {
       throw KernelFailure(output_error("output " + std::to_string(i) + " is no list of the declared length"));
     }
     const auto items = stack[i].toList();
-    for (std::uint32_t k = 0; k < step.count; ++k) fill_one(frame, outputs_.targets[step.first + k], c10::IValue(items.get(k)));
+    for (std::uint32_t k = 0; k < step.count; ++k)
+      fill_one(frame, outputs_.targets[step.first + k], c10::IValue(items.get(k)));
   }
   stack.clear();
 }
@@ -377,13 +400,17 @@ std::shared_ptr<const Error> Kernel::fail_outputs(KernelFrame& frame, Error erro
   error.node = info_->node;
   const std::string call = describe_call(frame);
   error.detail = error.detail.empty() ? call : call + "\n" + error.detail;
-  frame.stack->clear();
   auto root = std::make_shared<const Error>(std::move(error));
-  for (const ValueCheck& target : outputs_.targets) {
-    if (target.slot != kNoSlot) frame.blobs[target.slot].poison(root);
-  }
+  poison_outputs(frame, root);
   for (KernelHook* hook : frame.hooks) hook->failed(KernelCall{info_, frame.run}, *root);
   return root;
+}
+
+void Kernel::poison_outputs(KernelFrame& frame, const std::shared_ptr<const Error>& error) {
+  frame.stack->clear();
+  for (const ValueCheck& target : outputs_.targets) {
+    if (target.slot != kNoSlot) frame.blobs[target.slot].poison(error);
+  }
 }
 
 std::string Kernel::describe_call(const KernelFrame& frame) const {

@@ -44,14 +44,14 @@ class KernelFailure : public std::exception {
 /// How one argument gets on the stack.
 struct ArgumentStep {
   enum class From : std::uint8_t {
-    kStatic,              ///< `constant`
-    kStaticCopy,          ///< a fresh copy of the list `constant`: its operator might keep or edit it
-    kBlob,                ///< blob `first`
-    kLastUse,             ///< likewise, and nobody reads it afterwards: moved
-    kBlobAsTensor,        ///< its number, as a 0-dim tensor that promotes as a Python number does
-    kBlobAsFloat,         ///< its integer or float
-    kBlobAsInt,           ///< its integer or bool
-    kExpr,                ///< expression `first`
+    kStatic,        ///< `constant`
+    kStaticCopy,    ///< a fresh copy of the list `constant`: its operator might keep or edit it
+    kBlob,          ///< blob `first`
+    kLastUse,       ///< likewise, and nobody reads it afterwards: moved
+    kBlobAsTensor,  ///< its number, as a 0-dim tensor that promotes as a Python number does
+    kBlobAsFloat,   ///< its integer or float
+    kBlobAsInt,     ///< its integer or bool
+    kExpr,          ///< expression `first`
     kExprAsFloat,
     kExprAsBool,
     kExprAsTensor,
@@ -73,7 +73,7 @@ struct ArgumentPlan {
   std::vector<std::string> names;  ///< by step; for errors
   std::vector<Slot> list;
   std::vector<ExprTable::Index> integers;
-  bool writes = false;             ///< any step is `written`
+  bool writes = false;  ///< any step is `written`
 };
 
 /// What is declared about a value; step 5 holds a kernel to it.
@@ -83,10 +83,10 @@ struct ValueCheck {
   ValueKind kind = ValueKind::kTensor;
   at::ScalarType dtype = at::ScalarType::Undefined;  ///< Undefined: any
   bool has_sizes = false;
-  bool sizes_later = false;      ///< one of the sizes depends on a value made by a node
-  bool read_by_exprs = false;    ///< its integer goes to the expression table
+  bool sizes_later = false;    ///< one of the sizes depends on a value made by a node
+  bool read_by_exprs = false;  ///< its integer goes to the expression table
   std::uint32_t rank = 0;
-  ExprTable::Index sizes = 0;    ///< first of `rank` in the table's expected()
+  ExprTable::Index sizes = 0;  ///< first of `rank` in the table's expected()
 };
 
 /// One result position of the operator: targets[first, first + count).
@@ -163,6 +163,7 @@ class Kernel {
   Failure hooks_after(KernelFrame& frame);
   Error output_error(const std::string& what) const;
   std::shared_ptr<const Error> fail_outputs(KernelFrame& frame, Error error);
+  void poison_outputs(KernelFrame& frame, const std::shared_ptr<const Error>& error);
   std::string describe_call(const KernelFrame& frame) const;
 
   std::shared_ptr<const KernelInfo> info_;

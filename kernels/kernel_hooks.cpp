@@ -66,8 +66,14 @@ std::string TraceRing::take() {
                       {"args", std::move(arguments)}});
   }
   if (dropped > 0) {
-    events.push_back({{"name", "spans dropped"}, {"cat", "trace"}, {"ph", "i"}, {"s", "p"}, {"pid", pid}, {"tid", 0},
-                      {"ts", microseconds(Clock::now().time_since_epoch())}, {"args", {{"count", dropped}}}});
+    events.push_back({{"name", "spans dropped"},
+                      {"cat", "trace"},
+                      {"ph", "i"},
+                      {"s", "p"},
+                      {"pid", pid},
+                      {"tid", 0},
+                      {"ts", microseconds(Clock::now().time_since_epoch())},
+                      {"args", {{"count", dropped}}}});
   }
   // Names come from programs: bytes that are no UTF-8 must not end the process.
   return events.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -117,8 +123,8 @@ std::optional<Error> NanCheckHook::after(const KernelCall& call, std::span<const
     if (!tensor.is_floating_point() && !tensor.is_complex()) continue;
     if (tensor.layout() != at::kStrided || all_finite(tensor)) continue;
     return Error(ErrorCode::kNanFound,
-                 "node " + std::to_string(call.info->node) + " (" + call.info->op + ") made a NaN or an infinity in its output " +
-                     std::to_string(i),
+                 "node " + std::to_string(call.info->node) + " (" + call.info->op +
+                     ") made a NaN or an infinity in its output " + std::to_string(i),
                  "the first kernel that does; switch the check off where infinities are meant (masks)");
   }
   return std::nullopt;

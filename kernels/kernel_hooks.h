@@ -1,5 +1,5 @@
-// What looks on while kernels run: tracing, timing, the NaN check. Hooks of a run are fixed when it starts; with none, a
-// kernel pays one comparison.
+// What looks on while kernels run: tracing, timing, the NaN check. Hooks of a run are fixed when it starts; with none,
+// a kernel pays one comparison.
 #pragma once
 
 #include <atomic>
@@ -43,7 +43,9 @@ class KernelHook {
   virtual ~KernelHook() = default;
   virtual void before(const KernelCall&) {}
   /// After the outputs were filled; `outputs` are those that somebody reads. An error fails the kernel.
-  virtual std::optional<Error> after(const KernelCall&, std::span<const Blob* const> /*outputs*/) { return std::nullopt; }
+  virtual std::optional<Error> after(const KernelCall&, std::span<const Blob* const> /*outputs*/) {
+    return std::nullopt;
+  }
   virtual void failed(const KernelCall&, const Error&) {}
 };
 

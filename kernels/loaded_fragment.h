@@ -59,10 +59,12 @@ struct LoadedFragment {
   std::uint64_t memory_limit = 0;
   LoadedInfo info;
 
-  // -- of the present run ----------------------------------------------------------------------------------------------
+  // -- of the present run
+  // ----------------------------------------------------------------------------------------------
   std::vector<Blob> blobs;
   ExprTable exprs;
-  MutationGuard guard;  ///< knows the storages that the run was given also where nothing writes: they are not leased out
+  MutationGuard
+      guard;  ///< knows the storages that the run was given also where nothing writes: they are not leased out
 
   /// Empties the blobs: what the run held goes back, leases on inputs end.
   void reset();
@@ -71,8 +73,8 @@ struct LoadedFragment {
   Error does_not_fit(const MemoryForecast::Peak& peak) const;
 };
 
-/// Everything that keeps the fragment from running is found at once (as causes where there are several), each with node,
-/// operator, module and source line.
+/// Everything that keeps the fragment from running is found at once (as causes where there are several), each with
+/// node, operator, module and source line.
 Result<std::unique_ptr<LoadedFragment>> load_fragment(const Fragment& fragment, const DeviceBackend& backend,
                                                       std::uint64_t memory_limit, const ConstantOpener& constants);
 

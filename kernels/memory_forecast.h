@@ -20,8 +20,8 @@ class MemoryForecast {
   };
 
   MemoryForecast() = default;
-  /// `frees` as compute_frees() gives them; `shared` are pairs of values of which the second may be a view of the first,
-  /// in the order in which the second ones are defined.
+  /// `frees` as compute_frees() gives them; `shared` are pairs of values of which the second may be a view of the
+  /// first, in the order in which the second ones are defined.
   MemoryForecast(const Fragment& fragment, const std::vector<std::vector<ValueId>>& frees,
                  std::span<const std::pair<ValueId, ValueId>> shared);
 
@@ -39,7 +39,7 @@ class MemoryForecast {
   };
   std::vector<Block> blocks_;
   std::size_t nodes_ = 0;
-  std::vector<std::int64_t> largest_;   // empty if some symbol has no bound
+  std::vector<std::int64_t> largest_;  // empty if some symbol has no bound
   std::vector<std::int64_t> smallest_;
   bool bounded_ = true;
 };

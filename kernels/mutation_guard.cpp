@@ -42,8 +42,9 @@ void MutationGuard::protect(const at::Tensor& tensor) {
 
 bool MutationGuard::is_protected(const at::Tensor& tensor) const {
   const c10::StorageImpl* storage = storage_of(tensor);
-  return storage != nullptr &&
-         std::ranges::any_of(protected_, [storage](const auto& known) { return known._unsafe_get_target() == storage; });
+  return storage != nullptr && std::ranges::any_of(protected_, [storage](const auto& known) {
+           return known._unsafe_get_target() == storage;
+         });
 }
 
 void MutationGuard::before_write(c10::IValue& argument, torch::jit::Stack& stack, std::span<Blob> blobs) {

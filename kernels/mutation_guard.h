@@ -14,8 +14,8 @@ namespace callboard::kernels {
 
 /// Copy before the first write. The storages that a run was given are protected; before an operator writes to one of
 /// them, it is copied once and every tensor of the run that looks into it (views made earlier, too) moves to the copy.
-/// So the run sees its own writes as eager PyTorch would, and nobody else does. Exact, since it goes by the storage that
-/// a tensor really has and not by what a schema says about views. Belongs to one run at a time.
+/// So the run sees its own writes as eager PyTorch would, and nobody else does. Exact, since it goes by the storage
+/// that a tensor really has and not by what a schema says about views. Belongs to one run at a time.
 class MutationGuard {
  public:
   void begin() { protected_.clear(); }

@@ -32,7 +32,8 @@ std::vector<std::string> nearest_names(std::string_view wanted, std::span<const 
     const std::size_t distance = edit_distance(wanted, name);
     if (distance <= distance_max) near.emplace_back(distance, &name);
   }
-  std::ranges::sort(near, [](const auto& a, const auto& b) { return std::tie(a.first, *a.second) < std::tie(b.first, *b.second); });
+  std::ranges::sort(
+      near, [](const auto& a, const auto& b) { return std::tie(a.first, *a.second) < std::tie(b.first, *b.second); });
   std::vector<std::string> result;
   for (std::size_t i = 0; i < near.size() && i < count; ++i) result.push_back(*near[i].second);
   return result;

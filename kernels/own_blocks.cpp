@@ -22,7 +22,8 @@ std::optional<OwnBlocks::Leased> OwnBlocks::lease(const void* pointer, const Act
 Result<std::shared_ptr<std::byte>> OwnBlocks::open(const ArenaBlock& handle) {
   const auto lost = [&](const char* why) {
     arena_->release(handle.lease);
-    return fail(ErrorCode::kTensorLost, "lease " + std::to_string(handle.lease) + " of " + handle.owner.to_string() + ": " + why);
+    return fail(ErrorCode::kTensorLost,
+                "lease " + std::to_string(handle.lease) + " of " + handle.owner.to_string() + ": " + why);
   };
   std::byte* start = nullptr;
   {

@@ -20,7 +20,8 @@ using c10::IValue;
   throw KernelFailure(Error(ErrorCode::kBadInput, std::move(what), std::move(hint)));
 }
 
-// -- numbers with Python's rules ---------------------------------------------------------------------------------------
+// -- numbers with Python's rules
+// ---------------------------------------------------------------------------------------
 
 bool is_whole(const IValue& value) { return value.isInt() || value.isBool(); }
 
@@ -130,9 +131,12 @@ IValue negative(const IValue* a) {
   return is_whole(a[0]) ? IValue(exact(sub_overflows, 0, whole(a[0]))) : IValue(-real(a[0]));
 }
 
-IValue absolute(const IValue* a) { return real(a[0]) < 0 ? negative(a) : (is_whole(a[0]) ? IValue(whole(a[0])) : a[0]); }
+IValue absolute(const IValue* a) {
+  return real(a[0]) < 0 ? negative(a) : (is_whole(a[0]) ? IValue(whole(a[0])) : a[0]);
+}
 
-// -- tensors -------------------------------------------------------------------------------------------------------------
+// -- tensors
+// -------------------------------------------------------------------------------------------------------------
 
 const at::Tensor& tensor(const IValue& value) {
   if (!value.isTensor()) refuse("a tensor was expected, found " + describe(value));
@@ -154,7 +158,8 @@ IValue numel(const IValue* a) { return tensor(a[0]).numel(); }
 IValue storage_offset(const IValue* a) { return tensor(a[0]).storage_offset(); }
 
 IValue assert_true(const IValue* a) {
-  if (!truth(a[0])) refuse("the program's own check failed: " + (a[1].isString() ? a[1].toStringRef() : describe(a[1])));
+  if (!truth(a[0]))
+    refuse("the program's own check failed: " + (a[1].isString() ? a[1].toStringRef() : describe(a[1])));
   return {};
 }
 
@@ -203,7 +208,8 @@ constexpr std::array kPrimitives = {
 
 class PrimitiveKernel final : public Kernel {
  public:
-  PrimitiveKernel(std::shared_ptr<const KernelInfo> info, ArgumentPlan arguments, OutputPlan outputs, const Primitive& primitive)
+  PrimitiveKernel(std::shared_ptr<const KernelInfo> info, ArgumentPlan arguments, OutputPlan outputs,
+                  const Primitive& primitive)
       : Kernel(std::move(info), std::move(arguments), std::move(outputs)), primitive_(primitive) {}
 
  private:
@@ -238,8 +244,8 @@ std::string_view bare_name(std::string_view op) {
 
 bool is_primitive(std::string_view op) { return !bare_name(op).empty(); }
 
-Result<PreparedKernel> make_primitive_kernel(const Node& node, std::shared_ptr<const KernelInfo> info, OutputPlan outputs,
-                                             const BindingScope& scope) {
+Result<PreparedKernel> make_primitive_kernel(const Node& node, std::shared_ptr<const KernelInfo> info,
+                                             OutputPlan outputs, const BindingScope& scope) {
   static const std::vector<std::string> kArgumentNames = {"first", "second", "third"};
   const std::string_view name = bare_name(node.op);
   const Primitive* primitive = nullptr;
@@ -255,15 +261,17 @@ Result<PreparedKernel> make_primitive_kernel(const Node& node, std::shared_ptr<c
     }
     return fail(std::move(error));
   }
-  const std::vector<std::string> argument_names(kArgumentNames.begin(),
-                                                kArgumentNames.begin() + static_cast<std::ptrdiff_t>(primitive->arguments));
+  const std::vector<std::string> argument_names(
+      kArgumentNames.begin(), kArgumentNames.begin() + static_cast<std::ptrdiff_t>(primitive->arguments));
   CALLBOARD_ASSIGN(ArgumentPlan arguments, bind_plain_arguments(node, argument_names, primitive->arguments, scope));
   if (outputs.steps.size() != primitive->results || (primitive->results == 1 && outputs.steps[0].is_list)) {
     return fail(ErrorCode::kOutputMismatch, "the node declares " + std::to_string(outputs.steps.size()) +
-                                                " outputs, the operator gives " + std::to_string(primitive->results) + " value");
+                                                " outputs, the operator gives " + std::to_string(primitive->results) +
+                                                " value");
   }
   PreparedKernel prepared;
-  prepared.kernel = std::make_unique<PrimitiveKernel>(std::move(info), std::move(arguments), std::move(outputs), *primitive);
+  prepared.kernel =
+      std::make_unique<PrimitiveKernel>(std::move(info), std::move(arguments), std::move(outputs), *primitive);
   return prepared;
 }
 

@@ -11,7 +11,7 @@ bool is_primitive(std::string_view op);
 
 /// Arithmetic is Python's: floor division and modulo round towards minus infinity, true division gives a float, an int
 /// that does not fit 64 bits is kBadInput. kUnknownOperator, kBadArgument, kOutputMismatch.
-Result<PreparedKernel> make_primitive_kernel(const Node& node, std::shared_ptr<const KernelInfo> info, OutputPlan outputs,
-                                             const BindingScope& scope);
+Result<PreparedKernel> make_primitive_kernel(const Node& node, std::shared_ptr<const KernelInfo> info,
+                                             OutputPlan outputs, const BindingScope& scope);
 
 }  // namespace callboard::kernels

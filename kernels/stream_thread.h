@@ -14,8 +14,9 @@
 
 namespace callboard::kernels {
 
-/// Runs what is posted, in order, on one thread. Any thread may post; a command that throws is reported and the next one
-/// runs. Stopping refuses new commands and runs those already queued, so that whoever waits for one gets its answer.
+/// Runs what is posted, in order, on one thread. Any thread may post; a command that throws is reported and the next
+/// one runs. Stopping refuses new commands and runs those already queued, so that whoever waits for one gets its
+/// answer.
 class StreamThread {
  public:
   using Work = std::function<void()>;
@@ -44,8 +45,12 @@ class StreamThread {
   const std::string& name() const { return options_.name; }
 
  private:
-  struct RunWork { Work work; };
-  struct RecordFence { std::shared_ptr<HostEvent> event; };
+  struct RunWork {
+    Work work;
+  };
+  struct RecordFence {
+    std::shared_ptr<HostEvent> event;
+  };
   /// There is no stop command: closing the queue is what stops, and cannot fail because the queue is full.
   using Command = std::variant<RunWork, RecordFence>;
 

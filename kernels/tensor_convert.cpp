@@ -63,7 +63,8 @@ auto find_name(const Table& table, std::string_view name, std::string_view what)
     if (known == name) return value;
     names += (names.empty() ? "" : ", ") + std::string(known);
   }
-  return fail(ErrorCode::kBadArgument, "there is no " + std::string(what) + " '" + std::string(name) + "'", "one of " + names);
+  return fail(ErrorCode::kBadArgument, "there is no " + std::string(what) + " '" + std::string(name) + "'",
+              "one of " + names);
 }
 
 }  // namespace

@@ -41,7 +41,8 @@ Status check_plain(const at::Tensor& tensor) {
     return fail(ErrorCode::kUnsupported, "quantized tensors do not travel", "call dequantize() on it in the program");
   }
   if (tensor.is_meta() || !tensor.has_storage()) {
-    return fail(ErrorCode::kUnsupported, "a tensor without memory (on " + tensor.device().str() + ") cannot be handed over");
+    return fail(ErrorCode::kUnsupported,
+                "a tensor without memory (on " + tensor.device().str() + ") cannot be handed over");
   }
   return {};
 }
@@ -52,13 +53,16 @@ std::vector<WireValue> for_each_holder(const ExportItem& item, const WireValue& 
 
 }  // namespace
 
-Result<std::vector<WireValue>> TensorExporter::export_item(const ExportItem& item, StreamContext& stream, TimePoint deadline) {
+Result<std::vector<WireValue>> TensorExporter::export_item(const ExportItem& item, StreamContext& stream,
+                                                           TimePoint deadline) {
   const c10::IValue& value = item.value;
-  if (value.isNone() || (value.isTensor() && !value.toTensor().defined())) return for_each_holder(item, std::monostate());
+  if (value.isNone() || (value.isTensor() && !value.toTensor().defined()))
+    return for_each_holder(item, std::monostate());
   if (value.isInt()) return for_each_holder(item, value.toInt());
   if (value.isDouble()) return for_each_holder(item, value.toDouble());
   if (value.isBool()) return for_each_holder(item, value.toBool());
-  Result<std::vector<WireValue>> result = fail(ErrorCode::kUnsupported, "a value of kind " + value.tagKind() + " does not travel");
+  Result<std::vector<WireValue>> result =
+      fail(ErrorCode::kUnsupported, "a value of kind " + value.tagKind() + " does not travel");
   if (value.isTensor()) {
     try {
       result = export_tensor(value.toTensor(), item, stream, deadline);
@@ -70,7 +74,8 @@ Result<std::vector<WireValue>> TensorExporter::export_item(const ExportItem& ite
   return result;
 }
 
-Result<std::vector<WireValue>> TensorExporter::export_tensor(at::Tensor tensor, const ExportItem& item, StreamContext& stream, TimePoint deadline) {
+Result<std::vector<WireValue>> TensorExporter::export_tensor(at::Tensor tensor, const ExportItem& item,
+                                                             StreamContext& stream, TimePoint deadline) {
   CALLBOARD_TRY(check_plain(tensor));
   CALLBOARD_TRY(dtype_of(tensor.scalar_type()));
   // Sizes, strides and offset do not say that a view is conjugated or negated.
@@ -133,7 +138,8 @@ Result<std::vector<WireValue>> TensorExporter::lease(const at::Tensor& tensor, c
   return handles;
 }
 
-Result<std::vector<WireValue>> TensorExporter::copy_in(const at::Tensor& tensor, const ExportItem& item, StreamContext& stream, TimePoint deadline) {
+Result<std::vector<WireValue>> TensorExporter::copy_in(const at::Tensor& tensor, const ExportItem& item,
+                                                       StreamContext& stream, TimePoint deadline) {
   const std::uint64_t touched = touched_bytes(tensor);
   CALLBOARD_ASSIGN(void* const block, own_.arena()->allocate(touched));
   stream.copy(block, start_of(tensor), touched);

@@ -17,15 +17,16 @@ namespace callboard::kernels {
 /// One value for one or more receivers.
 struct ExportItem {
   c10::IValue value;
-  std::string name;            ///< for errors
-  bool copy = false;           ///< its memory is an input's, a constant's or a state's: never leased
+  std::string name;   ///< for errors
+  bool copy = false;  ///< its memory is an input's, a constant's or a state's: never leased
   std::vector<ActorId> holders;
 };
 
-/// Small tensors travel as their bytes, larger ones under a lease on their block where they lie; what does not lie in the
-/// arena (or must not be leased) is copied into it once, whatever the number of receivers. A view keeps its strides,
-/// except where it is spread so thin (over more than kSpreadMax times its own size) that it is packed first. A small view
-/// of a huge storage is copied as well: a lease would keep all of it. Thread-safe; the stream belongs to the caller.
+/// Small tensors travel as their bytes, larger ones under a lease on their block where they lie; what does not lie in
+/// the arena (or must not be leased) is copied into it once, whatever the number of receivers. A view keeps its
+/// strides, except where it is spread so thin (over more than kSpreadMax times its own size) that it is packed first. A
+/// small view of a huge storage is copied as well: a lease would keep all of it. Thread-safe; the stream belongs to the
+/// caller.
 class TensorExporter {
  public:
   static constexpr std::uint64_t kSpreadMax = 4;
@@ -41,9 +42,11 @@ class TensorExporter {
   std::uint64_t copied_bytes() const { return copied_bytes_.load(std::memory_order_relaxed); }
 
  private:
-  Result<std::vector<WireValue>> export_tensor(at::Tensor tensor, const ExportItem& item, StreamContext& stream, TimePoint deadline);
+  Result<std::vector<WireValue>> export_tensor(at::Tensor tensor, const ExportItem& item, StreamContext& stream,
+                                               TimePoint deadline);
   Result<std::vector<WireValue>> lease(const at::Tensor& tensor, const ExportItem& item);
-  Result<std::vector<WireValue>> copy_in(const at::Tensor& tensor, const ExportItem& item, StreamContext& stream, TimePoint deadline);
+  Result<std::vector<WireValue>> copy_in(const at::Tensor& tensor, const ExportItem& item, StreamContext& stream,
+                                         TimePoint deadline);
   bool can_lease(const at::Tensor& tensor, const ExportItem& item) const;
 
   OwnBlocks& own_;

@@ -23,7 +23,8 @@ template <class Keep>
 Result<at::Tensor> view_memory(const TensorMeta& meta, std::byte* data, std::uint64_t bytes, Keep keep) {
   CALLBOARD_ASSIGN(const std::uint64_t extent, meta.extent_bytes());
   if (extent > bytes) {
-    return fail(ErrorCode::kMalformed, "a tensor " + meta.to_string() + " reaches beyond its block of " + std::to_string(bytes) + " bytes");
+    return fail(ErrorCode::kMalformed,
+                "a tensor " + meta.to_string() + " reaches beyond its block of " + std::to_string(bytes) + " bytes");
   }
   CALLBOARD_ASSIGN(const at::ScalarType type, scalar_type_of(meta.dtype));
   // A handle may point anywhere; kernels expect elements at multiples of their size.
@@ -46,6 +47,17 @@ Result<c10::IValue> TensorImporter::import(const WireValue& value) const {
     return c10::IValue(std::move(tensor));
   } catch (const std::exception& thrown) {  // LibTorch's: no memory for the copy, or a shape that it refuses
     return fail(ErrorCode::kOutOfMemory, "no tensor can be made of " + handle->meta.to_string() + ": " + thrown.what());
+  }
+}
+
+void TensorImporter::discard(const WireValue& value) const {
+  const auto* handle = std::get_if<TensorHandle>(&value);
+  const auto* block = handle == nullptr ? nullptr : std::get_if<ArenaBlock>(&handle->data);
+  if (block == nullptr) return;
+  if (own_.is_own(*block)) {
+    own_.arena()->release(block->lease);
+  } else if (segments_ != nullptr) {
+    segments_->open(*block);  // releases the lease, whether it can be opened or not
   }
 }
 

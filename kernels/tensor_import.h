@@ -18,6 +18,8 @@ class TensorImporter {
   /// Both outlive it.
   TensorImporter(OwnBlocks& own, SegmentMap* segments) : own_(own), segments_(segments) {}
   Result<c10::IValue> import(const WireValue& value) const;
+  /// Ends the lease of a value that will not be imported.
+  void discard(const WireValue& value) const;
 
  private:
   Result<at::Tensor> import_tensor(const TensorHandle& handle) const;

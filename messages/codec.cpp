@@ -30,8 +30,8 @@ bool read_error(Reader& reader, Error& error, std::size_t depth) {
   std::uint16_t code = 0;
   std::size_t causes = 0;
   if (!reader.open_array_of(kErrorFields) || !read(reader, code) || !read(reader, error.message) ||
-      !read(reader, error.hint) || !read(reader, error.actor) || !read(reader, error.op) ||
-      !read(reader, error.node) || !read(reader, error.detail) || !reader.open_array(causes)) {
+      !read(reader, error.hint) || !read(reader, error.actor) || !read(reader, error.op) || !read(reader, error.node) ||
+      !read(reader, error.detail) || !reader.open_array(causes)) {
     return false;
   }
   error.code = static_cast<ErrorCode>(code);  // an unknown one is kept: error_name() has an answer for it

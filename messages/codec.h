@@ -23,6 +23,7 @@ Result<std::string> encode_packet(const Envelope& envelope, const Message& messa
 Result<Packet> decode_packet(std::string_view frame);
 
 /// The sender of a frame whose version is not ours, if its Hello can be read; for an answer that names both versions.
+/// Only epoch, sender, role, who, cluster and build are filled in: these fields never move (see codec.cpp).
 Result<Packet> decode_foreign_hello(std::string_view frame);
 
 /// Programs as files and for hashing; deterministic bytes (same program, same bytes).

@@ -31,11 +31,13 @@ inline constexpr std::uint64_t kEnumEnd<ValueKind> = 5;
 template <>
 inline constexpr std::uint64_t kEnumEnd<FragmentInput::Source> = 2;
 
-#define CALLBOARD_FIELDS(Type, ...) \
-  template <>                       \
-  inline constexpr auto kFields<Type> = std::tuple { __VA_ARGS__ }
+#define CALLBOARD_FIELDS(Type, ...)                  \
+  template <>                                        \
+  inline constexpr auto kFields<Type> = std::tuple { \
+    __VA_ARGS__                                      \
+  }
 
-// -- identities, tensors ------------------------------------------------------------------------------------------------
+// -- identities, tensors -------------------------------------------------------------------------------------------
 CALLBOARD_FIELDS(ActorId, &ActorId::name, &ActorId::incarnation);
 CALLBOARD_FIELDS(TensorMeta, &TensorMeta::dtype, &TensorMeta::sizes, &TensorMeta::strides, &TensorMeta::storage_offset);
 CALLBOARD_FIELDS(InlineBytes, Binary<&InlineBytes::bytes>{});
@@ -46,7 +48,7 @@ CALLBOARD_FIELDS(CudaIpcBlock, &CudaIpcBlock::owner, Binary<&CudaIpcBlock::devic
                  &CudaIpcBlock::offset, &CudaIpcBlock::bytes, &CudaIpcBlock::lease);
 CALLBOARD_FIELDS(TensorHandle, &TensorHandle::meta, &TensorHandle::data);
 
-// -- programs -------------------------------------------------------------------------------------------------------------
+// -- programs ------------------------------------------------------------------------------------------------------
 CALLBOARD_FIELDS(ArgNone);
 CALLBOARD_FIELDS(ArgValue, &ArgValue::value);
 CALLBOARD_FIELDS(ArgValueList, &ArgValueList::values);
@@ -85,7 +87,7 @@ CALLBOARD_FIELDS(Fragment, &Fragment::schema_version, &Fragment::program, &Fragm
                  &Fragment::symbols, &Fragment::values, &Fragment::inputs, &Fragment::constants, &Fragment::states,
                  &Fragment::node_ids, &Fragment::nodes, &Fragment::outputs, &Fragment::frees);
 
-// -- messages -------------------------------------------------------------------------------------------------------------
+// -- messages ------------------------------------------------------------------------------------------------------
 CALLBOARD_FIELDS(Envelope, &Envelope::epoch, &Envelope::sender, &Envelope::seq, &Envelope::ack);
 CALLBOARD_FIELDS(Hello, &Hello::role, &Hello::who, &Hello::cluster, &Hello::build, &Hello::pid, &Hello::endpoint,
                  &Hello::description);

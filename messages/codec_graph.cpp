@@ -55,9 +55,11 @@ bool read(Reader& reader, Expr& expr) {
   }
   std::size_t left = 0;
   if (!reader.open_array(left)) return false;
-  if (left > 2 * limits::kExprTermsMax) return reader.refuse(ErrorCode::kTooLarge, "an expression has too many terms");
-  reader.reserve(expr.terms, left);
+  reader.reserve(expr.terms, std::min(left, limits::kExprTermsMax));
   while (left > 0) {
+    if (expr.terms.size() == limits::kExprTermsMax) {
+      return reader.refuse(ErrorCode::kTooLarge, "an expression has too many terms");
+    }
     std::uint64_t op = 0;
     if (!reader.natural(op)) return false;
     if (!is_expr_op(op)) return reader.refuse(ErrorCode::kMalformed, "an expression has an unknown operation");

@@ -5,7 +5,7 @@
 //   vector, pair      array                                       dtype                    its name
 //   map               map, keys strictly ascending                hash                     bin of 0 or 32 bytes
 //   optional          nil or the value                            complex                  [re, im]
-//   Expr              an integer if constant, else a flat array of operations, each followed by its number if it has one
+//   Expr              an integer if constant, else a flat array: operations, each followed by its number if it has one
 #pragma once
 
 #include <array>
@@ -26,15 +26,15 @@ namespace callboard::codec {
 template <class T>
 concept HasFields = !std::same_as<std::remove_cvref_t<decltype(kFields<T>)>, NoFields>;
 
-// -- the table lists every field ------------------------------------------------------------------------------------------
+// -- the table lists every field -----------------------------------------------------------------------------------
 
 /// Does not compile where a struct has another number of fields than `Count`.
 template <std::size_t Count, class T>
 constexpr void count_fields([[maybe_unused]] T& value) {
   static_assert(Count <= 13, "add a line below");
-#define CALLBOARD_COUNT(n, ...)                        \
-  if constexpr (Count == n) {                          \
-    [[maybe_unused]] auto& [__VA_ARGS__] = value;      \
+#define CALLBOARD_COUNT(n, ...)                   \
+  if constexpr (Count == n) {                     \
+    [[maybe_unused]] auto& [__VA_ARGS__] = value; \
   }
   CALLBOARD_COUNT(1, a)
   CALLBOARD_COUNT(2, a, b)
@@ -55,7 +55,7 @@ constexpr void count_fields([[maybe_unused]] T& value) {
 template <class T>
 inline constexpr std::size_t kFieldCount = std::tuple_size_v<std::remove_cvref_t<decltype(kFields<T>)>>;
 
-// -- what has a form of its own (codec.cpp, codec_graph.cpp) ----------------------------------------------------------------
+// -- what has a form of its own (codec.cpp, codec_graph.cpp) -------------------------------------------------------
 
 void write(Writer& writer, const Error& error);
 bool read(Reader& reader, Error& error);
@@ -98,7 +98,7 @@ void write(Writer& writer, const std::variant<T...>& value);
 template <class... T>
 bool read(Reader& reader, std::variant<T...>& value);
 
-// -- structs ----------------------------------------------------------------------------------------------------------------
+// -- structs -------------------------------------------------------------------------------------------------------
 
 template <class T, auto Member>
 void write_field(Writer& writer, const T& value, Binary<Member>) {
@@ -132,7 +132,7 @@ bool read_fields(Reader& reader, T& value) {
   return done;
 }
 
-// -- plain values -------------------------------------------------------------------------------------------------------------
+// -- plain values --------------------------------------------------------------------------------------------------
 
 template <class T>
 void write(Writer& writer, const T& value) {
@@ -212,7 +212,7 @@ bool read(Reader& reader, T& value) {
   }
 }
 
-// -- containers ---------------------------------------------------------------------------------------------------------------
+// -- containers ----------------------------------------------------------------------------------------------------
 
 template <class T>
 void write(Writer& writer, const std::vector<T>& items) {
@@ -295,7 +295,7 @@ bool read(Reader& reader, std::map<K, V>& items) {
   return true;
 }
 
-// -- variants -------------------------------------------------------------------------------------------------------------------
+// -- variants ------------------------------------------------------------------------------------------------------
 
 template <class Variant, std::size_t Index>
 bool read_alternative(Reader& reader, Variant& value) {
@@ -308,7 +308,8 @@ bool read_payload(Reader& reader, std::size_t index, Variant& value) {
   using Read = bool (*)(Reader&, Variant&);
   static constexpr auto kReaders = []<std::size_t... I>(std::index_sequence<I...>) {
     return std::array<Read, sizeof...(I)>{&read_alternative<Variant, I>...};
-  }(std::make_index_sequence<std::variant_size_v<Variant>>());
+  }
+  (std::make_index_sequence<std::variant_size_v<Variant>>());
   return kReaders[index](reader, value);
 }
 
@@ -328,5 +329,9 @@ bool read(Reader& reader, std::variant<T...>& value) {
   reader.close();
   return true;
 }
+
+// Argument derives from its variant; as itself it would meet the template for structs.
+inline void write(Writer& writer, const Argument& value) { write(writer, static_cast<const ArgumentVariant&>(value)); }
+inline bool read(Reader& reader, Argument& value) { return read(reader, static_cast<ArgumentVariant&>(value)); }
 
 }  // namespace callboard::codec

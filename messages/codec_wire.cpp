@@ -93,7 +93,7 @@ std::string repaired_utf8(std::string_view text) {
   return repaired;
 }
 
-// -- Writer -----------------------------------------------------------------------------------------------------------
+// -- Writer --------------------------------------------------------------------------------------------------------
 
 void Writer::nil() {
   Appender appender{out_};
@@ -173,7 +173,7 @@ Status Writer::check_limits() const {
   return {};
 }
 
-// -- Reader -----------------------------------------------------------------------------------------------------------
+// -- Reader --------------------------------------------------------------------------------------------------------
 
 bool Reader::refuse(ErrorCode code, std::string_view why) {
   if (error_) return false;
@@ -194,7 +194,8 @@ bool Reader::refuse(Error error) {
 
 bool Reader::wrong_kind(std::string_view wanted, std::uint8_t found) {
   --at_;
-  return refuse(ErrorCode::kMalformed, std::string(wanted).append(" is expected, ").append(kind_name(found)).append(" found"));
+  return refuse(ErrorCode::kMalformed,
+                std::string(wanted).append(" is expected, ").append(kind_name(found)).append(" found"));
 }
 
 bool Reader::take(std::size_t count, const char*& data) {
@@ -384,8 +385,8 @@ bool Reader::open_array_of(std::size_t count) {
   std::size_t found = 0;
   if (!open_array(found)) return false;
   if (found == count) return true;
-  return refuse(ErrorCode::kMalformed, "an array has " + std::to_string(found) + " elements in place of " +
-                                           std::to_string(count));
+  return refuse(ErrorCode::kMalformed,
+                "an array has " + std::to_string(found) + " elements in place of " + std::to_string(count));
 }
 
 bool Reader::open_map(std::size_t& count) {

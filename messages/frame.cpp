@@ -84,8 +84,8 @@ Result<FrameView> read_frame(std::string_view frame) {
   if (length > limits::kMessageBytesMax - kFrameHeaderBytes) return fail(too_large(length));
   const std::string_view body = frame.substr(kFrameHeaderBytes);
   if (body.size() < length) {
-    return fail(ErrorCode::kTruncated, "a message announces " + std::to_string(length) + " bytes and has " +
-                                           std::to_string(body.size()));
+    return fail(ErrorCode::kTruncated,
+                "a message announces " + std::to_string(length) + " bytes and has " + std::to_string(body.size()));
   }
   if (body.size() > length) {
     return fail(ErrorCode::kCorrupted,

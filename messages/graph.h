@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -48,9 +49,24 @@ struct ArgScalar {
   bool operator==(const ArgScalar&) const = default;
 };
 
-using Argument = std::variant<ArgNone, ArgValue, ArgValueList, ArgOptionalValueList, bool, std::int64_t, ArgSymbol, double,
+using ArgumentVariant = std::variant<ArgNone, ArgValue, ArgValueList, ArgOptionalValueList, bool, std::int64_t, ArgSymbol, double,
                               std::complex<double>, std::string, ArgDType, ArgLayout, ArgMemoryFormat, ArgDeviceSlot,
                               ArgLiteralDevice, ArgIntList, ArgFloatList, ArgBoolList, ArgStringList, ArgScalar>;
+/// A variant (get_if, holds_alternative and visit work on it) whose copies, moves and comparison are compiled once, in
+/// graph.cpp, as those of Message and for the same reason.
+class Argument : public ArgumentVariant {
+ public:
+  Argument();
+  template <class T>
+    requires(!std::is_same_v<std::remove_cvref_t<T>, Argument> && std::is_constructible_v<ArgumentVariant, T>)
+  Argument(T&& value) : ArgumentVariant(std::forward<T>(value)) {}  // NOLINT(google-explicit-constructor)
+  Argument(const Argument& other);
+  Argument(Argument&& other) noexcept;
+  Argument& operator=(const Argument& other);
+  Argument& operator=(Argument&& other) noexcept;
+  ~Argument();
+  friend bool operator==(const Argument& a, const Argument& b);
+};
 
 // -- values -------------------------------------------------------------------------------------------------------------
 
@@ -142,8 +158,8 @@ struct ProgramGraph {
   bool operator==(const ProgramGraph&) const = default;
 };
 
-/// Where a node goes. Rules are tried in order, the first match wins; nodes that no rule matches follow the node before
-/// them (the first ones follow the first matched). Without rules: `automatic`.
+/// Where a node goes. Node ranges beat prefixes, a longer prefix beats a shorter one, whatever the rules' order; nodes that
+/// no rule matches follow the node before them (the first ones follow the first matched). Without rules: `automatic`.
 struct Placement {
   struct Rule {
     std::string device;                    ///< "cpu0"
@@ -200,3 +216,6 @@ struct Fragment {
 };
 
 }  // namespace callboard
+
+template <>
+struct std::variant_size<callboard::Argument> : std::variant_size<callboard::ArgumentVariant> {};

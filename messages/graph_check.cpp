@@ -115,8 +115,9 @@ class GraphChecker {
                    std::string hint = {}) {
     if (!findings_.room()) return findings_.add({});
     const Node& node = nodes[index];
-    Error error(code, "node " + std::to_string(node_number(index)) + (node.name.empty() ? "" : " '" + node.name + "'") +
-                          " (" + node.op + "): " + message,
+    Error error(code,
+                "node " + std::to_string(node_number(index)) + (node.name.empty() ? "" : " '" + node.name + "'") +
+                    " (" + node.op + "): " + message,
                 std::move(hint));
     error.op = node.op;
     error.node = node_number(index);
@@ -127,15 +128,15 @@ class GraphChecker {
   /// False where going on would cost more than the limits allow.
   bool check_limit(const char* things, std::size_t count, std::size_t most) {
     if (count <= most) return true;
-    report(ErrorCode::kTooLarge, what_ + " has " + number(count) + " " + things + ", at most " + number(most) +
-                                     " are allowed");
+    report(ErrorCode::kTooLarge,
+           what_ + " has " + number(count) + " " + things + ", at most " + number(most) + " are allowed");
     return false;
   }
 
   bool check_schema(std::uint32_t version) {
     if (version == kGraphSchemaVersion) return true;
-    report(ErrorCode::kVersionMismatch, what_ + " has graph schema " + number(version) + ", this program reads " +
-                                            number(kGraphSchemaVersion));
+    report(ErrorCode::kVersionMismatch,
+           what_ + " has graph schema " + number(version) + ", this program reads " + number(kGraphSchemaVersion));
     return false;
   }
 
@@ -145,8 +146,8 @@ class GraphChecker {
     for (std::size_t i = 0; i < symbols.size(); ++i) {
       const SymbolSpec& symbol = symbols[i];
       if (symbol.name.empty() || !names.insert(symbol.name).second) {
-        report(ErrorCode::kBadGraph, "symbol " + number(i) + " has the name '" + symbol.name +
-                                         "', names must be there and differ");
+        report(ErrorCode::kBadGraph,
+               "symbol " + number(i) + " has the name '" + symbol.name + "', names must be there and differ");
       }
       if (symbol.min > symbol.max) {
         report(ErrorCode::kBadGraph, "symbol '" + symbol.name + "' has the empty range " + std::to_string(symbol.min) +
@@ -158,7 +159,8 @@ class GraphChecker {
   void check_spec(ValueId id, const ValueSpec& value) {
     const std::string who = value_name(id, &value);
     if (value.kind > ValueKind::kNone) report(ErrorCode::kBadGraph, who + " is of an unknown kind");
-    if (value.kind != ValueKind::kTensor && value.sizes) report(ErrorCode::kBadGraph, who + " is no tensor but has sizes");
+    if (value.kind != ValueKind::kTensor && value.sizes)
+      report(ErrorCode::kBadGraph, who + " is no tensor but has sizes");
     if (!value.sizes) return;
     if (value.sizes->size() > limits::kTensorRankMax) {
       report(ErrorCode::kTooLarge, who + " has " + number(value.sizes->size()) + " dimensions, at most " +
@@ -191,7 +193,8 @@ class GraphChecker {
 
   void define_nodes(const std::vector<Node>& nodes) {
     for (std::size_t i = 0; i < nodes.size(); ++i) {
-      const std::string by = "node " + std::to_string(node_number(i)) + (nodes[i].name.empty() ? "" : " '" + nodes[i].name + "'");
+      const std::string by =
+          "node " + std::to_string(node_number(i)) + (nodes[i].name.empty() ? "" : " '" + nodes[i].name + "'");
       for_each_written(nodes[i], [&](ValueId id) { define(id, static_cast<std::int64_t>(i), by); });
     }
   }
@@ -199,15 +202,17 @@ class GraphChecker {
   void check_constants(const std::vector<Constant>& constants) {
     for (const Constant& constant : constants) {
       const std::string who = "constant '" + constant.name + "'";
-      if (constant.name.empty()) report(ErrorCode::kBadGraph, "the constant of " + value_name(constant.value) + " has no name");
+      if (constant.name.empty())
+        report(ErrorCode::kBadGraph, "the constant of " + value_name(constant.value) + " has no name");
       define(constant.value, kBeforeNodes, who);
       if (constant.storage.bytes.size() != 32) report(ErrorCode::kBadGraph, who + " has no content hash");
       const Result<std::uint64_t> extent = constant.meta.extent_bytes();
       if (!extent) {
         report(ErrorCode::kBadGraph, who + ": " + extent.error().message);
       } else if (*extent > constant.storage_bytes) {
-        report(ErrorCode::kBadGraph, who + ": tensor " + constant.meta.to_string() + " touches " + std::to_string(*extent) +
-                                         " bytes, but its storage has " + std::to_string(constant.storage_bytes));
+        report(ErrorCode::kBadGraph, who + ": tensor " + constant.meta.to_string() + " touches " +
+                                         std::to_string(*extent) + " bytes, but its storage has " +
+                                         std::to_string(constant.storage_bytes));
       }
       const ValueSpec* value = spec(constant.value);
       if (value != nullptr && value->kind != ValueKind::kTensor) report(ErrorCode::kBadGraph, who + " is not a tensor");
@@ -236,7 +241,8 @@ class GraphChecker {
     for (std::size_t i = 0; i < nodes.size(); ++i) {
       const Node& node = nodes[i];
       const auto bad = [&](ErrorCode code, const std::string& message) { report_node(code, nodes, i, message); };
-      if (!is_operator_name(node.op)) bad(ErrorCode::kBadGraph, "the operator's name is not namespace::name[.overload]");
+      if (!is_operator_name(node.op))
+        bad(ErrorCode::kBadGraph, "the operator's name is not namespace::name[.overload]");
       if (!std::isfinite(node.cost) || node.cost < 0) bad(ErrorCode::kBadGraph, "its cost is no estimate");
       for (const NodeOutput& output : node.outputs) {
         if (!output.is_list && output.values.size() != 1) {
@@ -266,8 +272,9 @@ class GraphChecker {
       }
     }
     if (weight > limits::kArgumentsMax) {
-      report_node(ErrorCode::kTooLarge, *nodes_, index, "it has " + number(weight) + " arguments and list items, at most " +
-                                                            number(limits::kArgumentsMax) + " are allowed");
+      report_node(ErrorCode::kTooLarge, *nodes_, index,
+                  "it has " + number(weight) + " arguments and list items, at most " + number(limits::kArgumentsMax) +
+                      " are allowed");
     }
     for (const Argument& argument : node.args) check_argument(index, argument);
     for (const auto& [name, argument] : node.kwargs) check_argument(index, argument);
@@ -275,11 +282,13 @@ class GraphChecker {
 
   void check_argument(std::size_t index, const Argument& argument) {
     if (const auto* device = std::get_if<ArgLiteralDevice>(&argument)) {
-      report_node(ErrorCode::kLiteralDevice, *nodes_, index, "it names the device '" + device->name + "'",
-                  "a fragment runs where it is placed: export with a device slot, or create the tensor like another one");
+      report_node(
+          ErrorCode::kLiteralDevice, *nodes_, index, "it names the device '" + device->name + "'",
+          "a fragment runs where it is placed: export with a device slot, or create the tensor like another one");
     } else if (const auto* slot = std::get_if<ArgDeviceSlot>(&argument)) {
       if (slot->slot != 0) {
-        report_node(ErrorCode::kBadGraph, *nodes_, index, "it names device slot " + number(slot->slot) + ", there is only 0");
+        report_node(ErrorCode::kBadGraph, *nodes_, index,
+                    "it names device slot " + number(slot->slot) + ", there is only 0");
       }
     } else if (const auto* symbol = std::get_if<ArgSymbol>(&argument)) {
       check_expr(index, symbol->expr);
@@ -297,8 +306,9 @@ class GraphChecker {
       if (term.op != ExprOp::kValue) continue;
       const ValueSpec* value = spec(static_cast<ValueId>(term.value));
       if (value != nullptr && value->kind != ValueKind::kInt && value->kind != ValueKind::kBool) {
-        report_node(ErrorCode::kBadGraph, *nodes_, index,
-                    "a size is computed from " + value_name(static_cast<ValueId>(term.value)) + ", which is no integer");
+        report_node(
+            ErrorCode::kBadGraph, *nodes_, index,
+            "a size is computed from " + value_name(static_cast<ValueId>(term.value)) + ", which is no integer");
       }
     }
   }
@@ -309,12 +319,14 @@ class GraphChecker {
     }
     const std::int64_t defined_by = definer(id);
     if (defined_by == kUndefined) {
-      return report_node(ErrorCode::kBadGraph, *nodes_, index, "it reads " + value_name(id) + ", which nothing defines");
+      return report_node(ErrorCode::kBadGraph, *nodes_, index,
+                         "it reads " + value_name(id) + ", which nothing defines");
     }
     if (defined_by < static_cast<std::int64_t>(index)) return;
     if (!findings_.room()) return findings_.add({});  // the search below walks the graph
     const auto later = static_cast<std::size_t>(defined_by);
-    const std::string read = "it reads " + value_name(id) + ", which node " + std::to_string(node_number(later)) + " defines";
+    const std::string read =
+        "it reads " + value_name(id) + ", which node " + std::to_string(node_number(later)) + " defines";
     if (depends_on(later, index)) {
       report_node(ErrorCode::kCycle, *nodes_, index, read + " and which depends on it");
     } else {
@@ -332,7 +344,8 @@ class GraphChecker {
       if (at == target) return true;
       for_each_read((*nodes_)[at], [&](ValueId id) {
         const std::int64_t from = definer(id);
-        if (from >= 0 && seen.insert(static_cast<std::size_t>(from)).second) open.push_back(static_cast<std::size_t>(from));
+        if (from >= 0 && seen.insert(static_cast<std::size_t>(from)).second)
+          open.push_back(static_cast<std::size_t>(from));
       });
     }
     return false;
@@ -345,7 +358,7 @@ class GraphChecker {
   const std::vector<Node>* nodes_ = nullptr;
 };
 
-// -- programs -----------------------------------------------------------------------------------------------------------
+// -- programs ------------------------------------------------------------------------------------------------------
 
 class ProgramChecker : GraphChecker {
  public:
@@ -355,7 +368,8 @@ class ProgramChecker : GraphChecker {
   Status check() {
     if (!check_schema(program_.schema_version) || !check_limits()) return finish();
     check_symbols(program_.symbols);
-    for (std::size_t id = 0; id < program_.values.size(); ++id) check_spec(static_cast<ValueId>(id), program_.values[id]);
+    for (std::size_t id = 0; id < program_.values.size(); ++id)
+      check_spec(static_cast<ValueId>(id), program_.values[id]);
     check_inputs();
     check_constants(program_.constants);
     define_nodes(program_.nodes);
@@ -439,7 +453,7 @@ class ProgramChecker : GraphChecker {
   const ProgramGraph& program_;
 };
 
-// -- fragments ----------------------------------------------------------------------------------------------------------
+// -- fragments -----------------------------------------------------------------------------------------------------
 
 class FragmentChecker : GraphChecker {
  public:
@@ -523,8 +537,8 @@ class FragmentChecker : GraphChecker {
       std::set<std::uint32_t> consumers;
       for (const FragmentOutput::Edge& edge : output.edges) {
         if (edge.fragment <= fragment_.index) {
-          report(ErrorCode::kBadGraph, who + " goes to fragment " + number(edge.fragment) +
-                                           ", edges only go to higher numbers");
+          report(ErrorCode::kBadGraph,
+                 who + " goes to fragment " + number(edge.fragment) + ", edges only go to higher numbers");
         }
         if (edge.device.empty()) report(ErrorCode::kBadGraph, who + " goes to a fragment without a device");
         if (!consumers.insert(edge.fragment).second) {
@@ -556,11 +570,16 @@ class FragmentChecker : GraphChecker {
         };
         const std::int64_t defined_by = definer(id);
         const auto use = last_use.find(id);
-        if (defined_by == kUndefined) bad("which nothing defines");
-        else if (defined_by > index) bad("which a later node defines");
-        else if (use != last_use.end() && use->second > index) bad("which a later node reads");
-        else if (kept.count(id) != 0) bad("which leaves the fragment");
-        else if (!freed.insert(id).second) bad("which is freed already");
+        if (defined_by == kUndefined)
+          bad("which nothing defines");
+        else if (defined_by > index)
+          bad("which a later node defines");
+        else if (use != last_use.end() && use->second > index)
+          bad("which a later node reads");
+        else if (kept.count(id) != 0)
+          bad("which leaves the fragment");
+        else if (!freed.insert(id).second)
+          bad("which is freed already");
       }
     }
   }

@@ -6,6 +6,7 @@ namespace callboard {
 namespace {
 
 // In the order of the variant Message.
+// clang-format off
 constexpr std::array<std::string_view, std::variant_size_v<Message>> kMessageNames{
     "hello", "welcome", "refused", "beat", "ack", "bye",
     "load_program", "program_loaded", "unload_program", "submit", "outcome", "quiesced", "cancel_request", "operation",
@@ -18,9 +19,20 @@ constexpr std::array<std::string_view, std::variant_size_v<Message>> kMessageNam
     "holder_gone", "owner_gone", "segments_held",
     "find_constants", "constants_found", "add_constants", "constants_added", "open_constant", "constant_opened",
     "release_constants"};
+// clang-format on
 static_assert(!kMessageNames.back().empty(), "every message has a name");
 
 }  // namespace
+
+Message::Message() = default;
+Message::Message(const Message& other) = default;
+Message::Message(Message&& other) noexcept = default;
+Message& Message::operator=(const Message& other) = default;
+Message& Message::operator=(Message&& other) noexcept = default;
+Message::~Message() = default;
+bool operator==(const Message& a, const Message& b) {
+  return static_cast<const MessageVariant&>(a) == static_cast<const MessageVariant&>(b);
+}
 
 std::string_view role_name(Role role) {
   switch (role) {

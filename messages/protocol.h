@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -114,7 +115,7 @@ struct CancelRequest { RequestSeq request = 0; bool operator==(const CancelReque
 /// and later the REST port use the same ones. `arguments` and `result` are JSON objects.
 struct Operation { RequestSeq request = 0; std::string name; std::string arguments; bool operator==(const Operation&) const = default; };
 struct OperationResult { RequestSeq request = 0; std::optional<Error> error; std::string result; bool operator==(const OperationResult&) const = default; };
-/// Sent to every client when an actor changes: "ready", "down", "restarting", "failed".
+/// To every client when an actor changes: "ready", "down", "restarting", "failed"; to a program's users: "state_lost".
 struct ActorEvent { ActorId who; std::string event; std::optional<Error> error; bool operator==(const ActorEvent&) const = default; };
 
 // -- coordinator ↔ device -----------------------------------------------------------------------------------------------------
@@ -231,7 +232,7 @@ struct ConstantOpened { std::uint64_t query = 0; std::optional<Error> error; Seg
 struct ReleaseConstants { std::vector<ContentHash> hashes; bool operator==(const ReleaseConstants&) const = default; };
 
 // New alternatives go at the end: the index is the type number in the frame header (plus one).
-using Message = std::variant<
+using MessageVariant = std::variant<
     Hello, Welcome, Refused, Beat, Ack, Bye,
     LoadProgram, ProgramLoaded, UnloadProgram, Submit, Outcome, Quiesced, CancelRequest, Operation, OperationResult, ActorEvent,
     LoadFragment, FragmentLoaded, UnloadFragments, PeerMoved, RunFragment, FragmentFinished, CancelRun, DeviceQuery, DeviceReply,
@@ -240,9 +241,29 @@ using Message = std::variant<
     MemoryHello, MemoryWelcome, SegmentAdded, SegmentDropped, OpenSegment, SegmentOpened, HolderGone, OwnerGone, SegmentsHeld,
     FindConstants, ConstantsFound, AddConstants, ConstantsAdded, OpenConstant, ConstantOpened, ReleaseConstants>;
 
+/// One message of the set. A variant (get_if, holds_alternative and visit work on it) whose copies, moves and comparison
+/// are compiled once, in protocol.cpp: instantiating them for so many alternatives costs each source about 8 s.
+class Message : public MessageVariant {
+ public:
+  Message();
+  template <class T>
+    requires(!std::is_same_v<std::remove_cvref_t<T>, Message>)
+  Message(T&& value)  // NOLINT(google-explicit-constructor): converts as the variant does
+      : MessageVariant(std::in_place_type<std::remove_cvref_t<T>>, std::forward<T>(value)) {}
+  Message(const Message& other);
+  Message(Message&& other) noexcept;
+  Message& operator=(const Message& other);
+  Message& operator=(Message&& other) noexcept;
+  ~Message();
+  friend bool operator==(const Message& a, const Message& b);
+};
+
 /// "run_fragment", …; for logs and errors.
 std::string_view message_name(const Message& message);
 /// The same by index into the variant; "unknown_message" beyond its end.
 std::string_view message_name(std::size_t index);
 
 }  // namespace callboard
+
+template <>
+struct std::variant_size<callboard::Message> : std::variant_size<callboard::MessageVariant> {};

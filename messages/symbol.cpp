@@ -36,7 +36,7 @@ Arity arity(ExprOp op) {
   return Arity::kUnknown;
 }
 
-// -- evaluation ---------------------------------------------------------------------------------------------------------
+// -- evaluation ----------------------------------------------------------------------------------------------------
 
 enum class Fault { kNone, kOverflow, kDivisionByZero, kNegativePower };
 
@@ -109,7 +109,7 @@ std::optional<std::int64_t> leaf(const Expr::Term& term, std::span<const std::in
   return from[static_cast<std::size_t>(term.value)];
 }
 
-// -- text ---------------------------------------------------------------------------------------------------------------
+// -- text ----------------------------------------------------------------------------------------------------------
 
 struct Text {
   std::string text;
@@ -176,7 +176,8 @@ Status Expr::check(std::size_t symbol_count, std::size_t value_count) const {
   std::size_t depth = 0;
   for (const Term& term : terms) {
     const Arity operands = arity(term.op);
-    if (operands == Arity::kUnknown) return bad("has the unknown operation " + std::to_string(static_cast<int>(term.op)));
+    if (operands == Arity::kUnknown)
+      return bad("has the unknown operation " + std::to_string(static_cast<int>(term.op)));
     if (operands != Arity::kLeaf) {
       const std::size_t needed = operands == Arity::kUnary ? 1 : 2;
       if (depth < needed) return bad("has an operation without operands");

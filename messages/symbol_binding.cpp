@@ -20,7 +20,7 @@ const char* kind_name(ValueKind kind) {
   return "something unknown";
 }
 
-// -- linear sizes -----------------------------------------------------------------------------------------------------
+// -- linear sizes --------------------------------------------------------------------------------------------------
 
 /// factor * (the unknown symbol) + rest.
 struct Linear {
@@ -32,16 +32,15 @@ std::optional<Linear> combine(ExprOp op, const Linear& a, const Linear& b) {
   Linear sum;
   bool overflow = false;
   if (op == ExprOp::kAdd) {
-    overflow = __builtin_add_overflow(a.factor, b.factor, &sum.factor) ||
-               __builtin_add_overflow(a.rest, b.rest, &sum.rest);
+    overflow =
+        __builtin_add_overflow(a.factor, b.factor, &sum.factor) || __builtin_add_overflow(a.rest, b.rest, &sum.rest);
   } else if (op == ExprOp::kSub) {
-    overflow = __builtin_sub_overflow(a.factor, b.factor, &sum.factor) ||
-               __builtin_sub_overflow(a.rest, b.rest, &sum.rest);
+    overflow =
+        __builtin_sub_overflow(a.factor, b.factor, &sum.factor) || __builtin_sub_overflow(a.rest, b.rest, &sum.rest);
   } else if (op == ExprOp::kMul && (a.factor == 0 || b.factor == 0)) {
     const Linear& line = a.factor == 0 ? b : a;
     const std::int64_t by = a.factor == 0 ? a.rest : b.rest;
-    overflow = __builtin_mul_overflow(line.factor, by, &sum.factor) ||
-               __builtin_mul_overflow(line.rest, by, &sum.rest);
+    overflow = __builtin_mul_overflow(line.factor, by, &sum.factor) || __builtin_mul_overflow(line.rest, by, &sum.rest);
   } else if (a.factor == 0 && b.factor == 0) {
     const Expr both{{{ExprOp::kConst, a.rest}, {ExprOp::kConst, b.rest}, {op, 0}}};
     const Result<std::int64_t> value = both.evaluate({});
@@ -120,7 +119,7 @@ std::optional<std::size_t> line_unknown(const Expr& expr, const std::vector<bool
   return unknown;
 }
 
-// -- binding ------------------------------------------------------------------------------------------------------------
+// -- binding -------------------------------------------------------------------------------------------------------
 
 class Binder {
  public:
@@ -222,9 +221,8 @@ class Binder {
       if (*known_[s] >= symbol.min && *known_[s] <= symbol.max) continue;
       const auto [input, dim] = origins_[s];
       const bool alone = (*specs_[input].sizes)[dim].is_symbol();
-      const std::string range = symbol.max == INT64_MAX
-                                    ? "at least " + std::to_string(symbol.min)
-                                    : std::to_string(symbol.min) + "…" + std::to_string(symbol.max);
+      const std::string range = symbol.max == INT64_MAX ? "at least " + std::to_string(symbol.min)
+                                                        : std::to_string(symbol.min) + "…" + std::to_string(symbol.max);
       report(input_name(input) + ": size " + std::to_string(dim) + " is " + std::to_string(size_of(input, dim)) +
              (alone ? ", the program allows " + range + " (symbol " + symbol.name + ")"
                     : ", that makes symbol " + symbol.name + " " + std::to_string(*known_[s]) +

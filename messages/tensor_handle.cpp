@@ -39,7 +39,8 @@ Status TensorHandle::check() const {
   CALLBOARD_TRY(check_block(block.owner, block.offset, block.bytes));
   if (block.device_uuid.size() != kCudaUuidBytes || block.memory_handle.size() != kCudaHandleBytes ||
       block.event_handle.size() != kCudaHandleBytes) {
-    return malformed("a CUDA block of " + block.owner.to_string() + " needs a uuid of 16 bytes and two handles of 64, has " +
+    return malformed("a CUDA block of " + block.owner.to_string() +
+                     " needs a uuid of 16 bytes and two handles of 64, has " +
                      std::to_string(block.device_uuid.size()) + ", " + std::to_string(block.memory_handle.size()) +
                      " and " + std::to_string(block.event_handle.size()));
   }
@@ -58,7 +59,8 @@ std::size_t wire_bytes(const WireValue& value) {
     bytes += block->owner.name.size() + 45;
   } else {
     const auto& cuda = std::get<CudaIpcBlock>(handle->data);
-    bytes += cuda.owner.name.size() + cuda.device_uuid.size() + cuda.memory_handle.size() + cuda.event_handle.size() + 45;
+    bytes +=
+        cuda.owner.name.size() + cuda.device_uuid.size() + cuda.memory_handle.size() + cuda.event_handle.size() + 45;
   }
   return bytes;
 }

@@ -14,28 +14,11 @@ struct DTypeFacts {
 };
 
 constexpr std::array<DTypeFacts, kDTypeCount> kDTypes{{
-    {"undefined", 1},
-    {"uint8", 1},
-    {"int8", 1},
-    {"int16", 2},
-    {"int32", 4},
-    {"int64", 8},
-    {"uint16", 2},
-    {"uint32", 4},
-    {"uint64", 8},
-    {"float16", 2},
-    {"float32", 4},
-    {"float64", 8},
-    {"bfloat16", 2},
-    {"complex32", 4},
-    {"complex64", 8},
-    {"complex128", 16},
-    {"bool", 1},
-    {"float8_e4m3fn", 1},
-    {"float8_e5m2", 1},
-    {"float8_e4m3fnuz", 1},
-    {"float8_e5m2fnuz", 1},
-    {"float8_e8m0fnu", 1},
+    {"undefined", 1},       {"uint8", 1},          {"int8", 1},          {"int16", 2},       {"int32", 4},
+    {"int64", 8},           {"uint16", 2},         {"uint32", 4},        {"uint64", 8},      {"float16", 2},
+    {"float32", 4},         {"float64", 8},        {"bfloat16", 2},      {"complex32", 4},   {"complex64", 8},
+    {"complex128", 16},     {"bool", 1},           {"float8_e4m3fn", 1}, {"float8_e5m2", 1}, {"float8_e4m3fnuz", 1},
+    {"float8_e5m2fnuz", 1}, {"float8_e8m0fnu", 1},
 }};
 static_assert(static_cast<int>(DType::kFloat8E8M0FNU) + 1 == kDTypeCount, "one row for each dtype, in order");
 
@@ -137,9 +120,10 @@ TensorMeta TensorMeta::contiguous(DType dtype, std::vector<std::int64_t> sizes) 
 Result<std::uint64_t> TensorMeta::extent_bytes() const {
   const auto refuse = [this](const std::string& why) {
     // Not to_string() of the whole: its length is the sender's choice.
-    const std::string what = sizes.size() <= limits::kTensorRankMax && strides.size() <= limits::kTensorRankMax
-                                 ? to_string()
-                                 : std::string(dtype_name(dtype)) + " of " + std::to_string(sizes.size()) + " dimensions";
+    const std::string what =
+        sizes.size() <= limits::kTensorRankMax && strides.size() <= limits::kTensorRankMax
+            ? to_string()
+            : std::string(dtype_name(dtype)) + " of " + std::to_string(sizes.size()) + " dimensions";
     return fail(ErrorCode::kMalformed, "tensor " + what + ": " + why);
   };
   const auto dtype_index = static_cast<int>(dtype);
@@ -159,8 +143,8 @@ Result<std::uint64_t> TensorMeta::extent_bytes() const {
       return refuse("its number of elements overflows");
     }
     std::int64_t reach = 0;
-    if (sizes[i] > 1 && (__builtin_mul_overflow(sizes[i] - 1, strides[i], &reach) ||
-                         __builtin_add_overflow(last, reach, &last))) {
+    if (sizes[i] > 1 &&
+        (__builtin_mul_overflow(sizes[i] - 1, strides[i], &reach) || __builtin_add_overflow(last, reach, &last))) {
       return refuse("its last element lies beyond what can be addressed");
     }
   }

@@ -24,16 +24,15 @@ Result<TimePoint> deadline_after(std::optional<Duration> wait) {
 
 class ProgramImpl final : public Program {
  public:
-  ProgramImpl(std::shared_ptr<ClientCore> core, std::shared_ptr<const ProgramInfo> info, ContentHash key,
-              std::vector<ContentHash> constants)
-      : core_(std::move(core)), info_(std::move(info)), key_(std::move(key)), constants_(std::move(constants)) {}
-  ~ProgramImpl() override { core_->drop_program_user(key_, constants_, true); }
+  ProgramImpl(std::shared_ptr<ClientCore> core, std::shared_ptr<const ProgramInfo> info)
+      : core_(std::move(core)), info_(std::move(info)) {}
 
   const ContentHash& id() const override { return info_->id; }
   const ProgramGraph& graph() const override { return info_->graph; }
   const std::vector<PlannedFragment>& plan() const override { return info_->plan; }
 
-  Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs, std::optional<Duration> deadline) override {
+  Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs,
+                                         std::optional<Duration> deadline) override {
     CALLBOARD_ASSIGN(const TimePoint until, deadline_after(deadline));
     CALLBOARD_ASSIGN(const std::shared_ptr<ClientMemory> memory, core_->memory());
     CALLBOARD_ASSIGN(PackedInputs packed, pack_inputs(info_->graph, info_->inputs, inputs, *memory));
@@ -49,8 +48,6 @@ class ProgramImpl final : public Program {
  private:
   const std::shared_ptr<ClientCore> core_;
   const std::shared_ptr<const ProgramInfo> info_;
-  const ContentHash key_;
-  const std::vector<ContentHash> constants_;
 };
 
 /// The constants' storages, each once.
@@ -75,17 +72,21 @@ Status provide_constants(MemoryLane& lane, const ProgramGraph& graph, const std:
     const auto found = by_hash.find(hash);
     const std::string name = constant == graph.constants.end() ? hash.hex() : constant->name;
     if (found == by_hash.end()) {
-      gaps.emplace_back(ErrorCode::kConstantMissing, "the bytes of constant '" + name + "' are neither given nor on the host");
+      gaps.emplace_back(ErrorCode::kConstantMissing,
+                        "the bytes of constant '" + name + "' are neither given nor on the host");
     } else if (constant != graph.constants.end() && found->second->bytes != constant->storage_bytes) {
-      gaps.emplace_back(ErrorCode::kConstantMissing, "constant '" + name + "' was given with " +
-                        std::to_string(found->second->bytes) + " bytes, the program says " + std::to_string(constant->storage_bytes));
+      gaps.emplace_back(ErrorCode::kConstantMissing,
+                        "constant '" + name + "' was given with " + std::to_string(found->second->bytes) +
+                            " bytes, the program says " + std::to_string(constant->storage_bytes));
     } else {
       sources.push_back({hash, found->second->data, found->second->bytes});
     }
   }
   if (!gaps.empty()) {
-    Error error(ErrorCode::kConstantMissing, std::to_string(gaps.size()) + " constants of program '" + graph.name +
-                "' are missing, the first is: " + gaps.front().message, "give load() the bytes of every constant");
+    Error error(ErrorCode::kConstantMissing,
+                std::to_string(gaps.size()) + " constants of program '" + graph.name +
+                    "' are missing, the first is: " + gaps.front().message,
+                "give load() the bytes of every constant");
     gaps.resize(std::min(gaps.size(), limits::kErrorCausesMax));
     error.causes = std::move(gaps);
     return fail(std::move(error));
@@ -102,8 +103,8 @@ class ClientImpl final : public Client {
 
   const ClusterRecord& cluster() const override { return core_->record(); }
 
-  Result<std::shared_ptr<Program>> load(ProgramGraph graph, std::span<const ConstantBytes> constants, Placement placement,
-                                        std::optional<Duration> deadline) override {
+  Result<std::shared_ptr<Program>> load(ProgramGraph graph, std::span<const ConstantBytes> constants,
+                                        Placement placement, std::optional<Duration> deadline) override {
     CALLBOARD_ASSIGN(const TimePoint until, deadline_after(deadline));
     CALLBOARD_TRY(check_program(graph));
     const std::vector<ContentHash> hashes = storages_of(graph);
@@ -119,7 +120,8 @@ class ClientImpl final : public Client {
     CALLBOARD_ASSIGN(const TimePoint until, deadline_after(deadline));
     CALLBOARD_ASSIGN(Message answer, core_->ask(Operation{0, name, arguments_json}, until));
     auto* result = std::get_if<OperationResult>(&answer);
-    if (result == nullptr) return fail(ErrorCode::kInternal, "the coordinator answered '" + name + "' with another message");
+    if (result == nullptr)
+      return fail(ErrorCode::kInternal, "the coordinator answered '" + name + "' with another message");
     return std::move(result->result);
   }
 
@@ -161,7 +163,11 @@ class ClientImpl final : public Client {
     }
     info->id = std::move(loaded->program);
     info->plan = std::move(loaded->plan);
-    return std::make_shared<ProgramImpl>(core_, std::move(info), key, hashes);
+    // The last request may outlive the Program, and the client both.
+    info->gone = [weak = std::weak_ptr<ClientCore>(core_), key, hashes] {
+      if (const auto core = weak.lock()) core->drop_program_user(key, hashes, true);
+    };
+    return std::make_shared<ProgramImpl>(core_, std::move(info));
   }
 
   const std::shared_ptr<ClientCore> core_;

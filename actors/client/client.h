@@ -40,20 +40,22 @@ class Future {
   virtual Result<std::shared_ptr<const RequestResult>> get() = 0;
   /// Asks the cluster to stop it. The future then ends with kCancelled, or with its result if that came first.
   virtual void cancel() = 0;
-  /// `done` runs once, on the client's loop thread (or at once if ready); it must not block.
+  /// `done` runs once, on the client's loop thread (or at once if ready); it must not block, nor destroy the client.
   virtual void on_ready(std::function<void()> done) = 0;
 };
 
 class Program {
  public:
-  virtual ~Program() = default;  ///< unloads it from the cluster when no other client uses it
+  virtual ~Program() = default;  ///< unloads it from the cluster once its last request has ended
   virtual const ContentHash& id() const = 0;
   virtual const ProgramGraph& graph() const = 0;
   virtual const std::vector<PlannedFragment>& plan() const = 0;
   /// Checks inputs against the program (kBadInput names the input) before anything is sent. Tensors up to
-  /// limits::kInlineBytesMax are copied into the message, larger ones once into the client's arena unless they lie there.
+  /// limits::kInlineBytesMax are copied into the message, larger ones once into the client's arena unless they lie
+  /// there.
   /// kOverloaded when too many requests are in flight.
-  virtual Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs, std::optional<Duration> deadline = {}) = 0;
+  virtual Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs,
+                                                 std::optional<Duration> deadline = {}) = 0;
 };
 
 /// One connection to a cluster. Thread-safe: one loop thread inside, user threads only wait on futures.
@@ -84,7 +86,8 @@ class Client {
 };
 
 /// Programs as files: one safetensors file whose metadata hold the program and whose tensors are its constants.
-Status save_program(const std::string& path, const ProgramGraph& graph, const Placement& placement, std::span<const ConstantBytes> constants);
+Status save_program(const std::string& path, const ProgramGraph& graph, const Placement& placement,
+                    std::span<const ConstantBytes> constants);
 struct SavedProgram {
   ProgramGraph graph;
   Placement placement;

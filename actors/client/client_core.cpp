@@ -53,9 +53,7 @@ ActorId new_client_id() {
   return {std::move(name), 1};
 }
 
-Error closed_error() {
-  return Error(ErrorCode::kCancelled, "the client is closed", "connect again");
-}
+Error closed_error() { return Error(ErrorCode::kCancelled, "the client is closed", "connect again"); }
 
 void block_signals() {
   sigset_t all;
@@ -101,8 +99,10 @@ Status ClientCore::connect() {
   thread_ = std::thread([this] { run_on_loop_thread(); });
   CALLBOARD_TRY(wait_interruptibly(connected_, until, options_.interrupted));
   if (!connected_.is_set()) {
-    return fail(ErrorCode::kCoordinatorLost, "the coordinator of cluster '" + record_.name + "' at " +
-                record_.coordinator_endpoint + " did not answer in time", "see `callboard status` and `callboard logs`");
+    return fail(ErrorCode::kCoordinatorLost,
+                "the coordinator of cluster '" + record_.name + "' at " + record_.coordinator_endpoint +
+                    " did not answer in time",
+                "see `callboard status` and `callboard logs`");
   }
   CALLBOARD_TRY(connected_.value());
   CALLBOARD_ASSIGN(std::unique_ptr<ClientMemory> opened,
@@ -114,8 +114,9 @@ Status ClientCore::connect() {
     loop_memory_ = memory;
     loop_->watch(memory->node_gone_fd(), [this] {
       loop_->unwatch(loop_memory_->node_gone_fd());
-      lose_on_loop(Error(ErrorCode::kCoordinatorLost, "the node actor (process " + std::to_string(record_.node_pid) +
-                         ") of cluster '" + record_.name + "' ended, and the cluster with it",
+      lose_on_loop(Error(ErrorCode::kCoordinatorLost,
+                         "the node actor (process " + std::to_string(record_.node_pid) + ") of cluster '" +
+                             record_.name + "' ended, and the cluster with it",
                          "start it again with `callboard up`; its logs are in " + record_.run_dir + "/logs"));
     });
   });
@@ -145,8 +146,10 @@ void ClientCore::close() {
 
 Status ClientCore::check_usable() const {
   if (::getpid() != pid_) {
-    return fail(ErrorCode::kEnvironment, "this client belongs to process " + std::to_string(pid_) +
-                " and cannot be used in the child that was forked from it", "connect in the child");
+    return fail(ErrorCode::kEnvironment,
+                "this client belongs to process " + std::to_string(pid_) +
+                    " and cannot be used in the child that was forked from it",
+                "connect in the child");
   }
   if (closed_) return fail(closed_error());
   return {};
@@ -168,8 +171,9 @@ Result<std::shared_ptr<Future>> ClientCore::submit(std::shared_ptr<const Program
                                                    std::vector<std::optional<std::int64_t>> known, TimePoint deadline) {
   if (in_flight_.fetch_add(1) >= limits::kRequestsPerClientMax) {
     in_flight_.fetch_sub(1);
-    return fail(ErrorCode::kOverloaded, "this client has " + std::to_string(limits::kRequestsPerClientMax) +
-                " requests in flight already", "wait for some of their futures before you submit more");
+    return fail(ErrorCode::kOverloaded,
+                "this client has " + std::to_string(limits::kRequestsPerClientMax) + " requests in flight already",
+                "wait for some of their futures before you submit more");
   }
   auto order = std::make_shared<Order>();
   const std::weak_ptr<ClientCore> weak = weak_from_this();
@@ -180,8 +184,8 @@ Result<std::shared_ptr<Future>> ClientCore::submit(std::shared_ptr<const Program
         std::lock_guard lock(core->mutex_);
         ClientCore* raw = core.get();
         // A refused post means that the client is closed, which ends the future anyway.
-        static_cast<void>(core->post_locked(
-            [raw, future] { raw->apply_on_loop(raw->session_->cancel(future->request)); }));
+        static_cast<void>(
+            core->post_locked([raw, future] { raw->apply_on_loop(raw->session_->cancel(future->request)); }));
       });
   std::shared_ptr<Future> future = order->future;
   order->program = std::move(program);
@@ -250,7 +254,8 @@ void ClientCore::drop_program_user(const ContentHash& program, const std::vector
   if (!unused.empty() && memory_ && check_usable()) memory_->lane().release_constants(std::move(unused));
 }
 
-// -- loop thread ------------------------------------------------------------------------------------------------------------
+// -- loop thread
+// ------------------------------------------------------------------------------------------------------------
 
 void ClientCore::run_on_loop_thread() {
   block_signals();
@@ -291,6 +296,7 @@ void ClientCore::beat_on_loop() {
   beat.count = ++beats_;
   // One that cannot go now says no less than the next one.
   static_cast<void>(line_->send_once(beat));
+  if (loop_memory_ && in_flight_.load() == 0) loop_memory_->trim();
   loop_->in(kBeatInterval, [this] { beat_on_loop(); });
 }
 
@@ -302,8 +308,9 @@ Status ClientCore::watch_coordinator_on_loop() {
     return {};
   }
   if (errno == ESRCH) {
-    return fail(ErrorCode::kCoordinatorLost, "the coordinator (process " + std::to_string(record_.coordinator_pid) +
-                ") of cluster '" + record_.name + "' is not running",
+    return fail(ErrorCode::kCoordinatorLost,
+                "the coordinator (process " + std::to_string(record_.coordinator_pid) + ") of cluster '" +
+                    record_.name + "' is not running",
                 "it may be restarting: try again; its logs are in " + record_.run_dir + "/logs");
   }
   log::warning("pidfd_failed", std::string("the coordinator's end will be noticed later: ") + std::strerror(errno));
@@ -313,9 +320,11 @@ Status ClientCore::watch_coordinator_on_loop() {
 void ClientCore::coordinator_ended_on_loop() {
   loop_->unwatch(coordinator_pidfd_.get());
   loop_->in(kDrainAfterEnd, [this] {
-    lose_on_loop(Error(ErrorCode::kCoordinatorLost, "the coordinator (process " + std::to_string(record_.coordinator_pid) +
-                       ") of cluster '" + record_.name + "' ended",
-                       "connect again once `callboard status` shows the cluster; its logs are in " + record_.run_dir + "/logs"));
+    lose_on_loop(
+        Error(ErrorCode::kCoordinatorLost,
+              "the coordinator (process " + std::to_string(record_.coordinator_pid) + ") of cluster '" + record_.name +
+                  "' ended",
+              "connect again once `callboard status` shows the cluster; its logs are in " + record_.run_dir + "/logs"));
   });
 }
 
@@ -323,6 +332,7 @@ void ClientCore::lose_on_loop(Error why) {
   connected_.set(fail(why));
   lost_ = true;
   apply_on_loop(session_->step(Session::Lost{std::move(why)}, Clock::now()));
+  line_.reset();  // or it would go on looking for the coordinator
 }
 
 void ClientCore::teardown_on_loop() {
@@ -418,8 +428,9 @@ FutureValue ClientCore::result_on_loop(const Pending& pending, Outcome outcome) 
   }));
   if (wanted != outcome.outputs.size()) {
     discard_on_loop(outcome.outputs);
-    return fail(ErrorCode::kInternal, "the coordinator sent " + std::to_string(outcome.outputs.size()) + " results, program '" +
-                pending.program->graph.name + "' has " + std::to_string(wanted));
+    return fail(ErrorCode::kInternal, "the coordinator sent " + std::to_string(outcome.outputs.size()) +
+                                          " results, program '" + pending.program->graph.name + "' has " +
+                                          std::to_string(wanted));
   }
   std::size_t next = 0;
   for (std::size_t i = 0; i < outputs.size(); ++i) {

@@ -21,16 +21,24 @@
 
 namespace callboard::actors {
 
-/// A program as its requests see it; shared with the loop thread, never changed.
+/// A program as its requests see it; shared with the loop thread, never changed once it is loaded.
 struct ProgramInfo {
+  ProgramInfo() = default;
+  ProgramInfo(const ProgramInfo&) = delete;
+  ProgramInfo& operator=(const ProgramInfo&) = delete;
+  ~ProgramInfo() {
+    if (gone) gone();
+  }
+
   ContentHash id;
   ProgramGraph graph;
   std::vector<ValueSpec> inputs;  ///< input_specs(graph)
   std::vector<PlannedFragment> plan;
+  std::function<void()> gone;  ///< when neither the user nor a request has it any more; any thread
 };
 
-/// Methods are thread-safe unless they end in _on_loop. Programs and futures may outlive the client: after close() every
-/// call answers kCancelled.
+/// Methods are thread-safe unless they end in _on_loop. Programs and futures may outlive the client: after close()
+/// every call answers kCancelled.
 class ClientCore : public std::enable_shared_from_this<ClientCore> {
  public:
   static Result<std::shared_ptr<ClientCore>> start(ClusterRecord record, Client::Options options);
@@ -93,11 +101,11 @@ class ClientCore : public std::enable_shared_from_this<ClientCore> {
   std::atomic<std::size_t> in_flight_{0};  // accepted, inputs not yet free
 
   mutable std::mutex mutex_;
-  bool closed_ = false;                                     // guarded by mutex_
-  std::shared_ptr<ClientMemory> memory_;                    // guarded by mutex_
-  std::function<void(const ActorEvent&)> on_event_;         // guarded by mutex_
-  std::map<ContentHash, std::size_t> program_users_;        // guarded by mutex_
-  std::map<ContentHash, std::size_t> constant_users_;       // guarded by mutex_
+  bool closed_ = false;                                // guarded by mutex_
+  std::shared_ptr<ClientMemory> memory_;               // guarded by mutex_
+  std::function<void(const ActorEvent&)> on_event_;    // guarded by mutex_
+  std::map<ContentHash, std::size_t> program_users_;   // guarded by mutex_
+  std::map<ContentHash, std::size_t> constant_users_;  // guarded by mutex_
 
   // loop thread only
   const std::unique_ptr<Session> session_;

@@ -28,7 +28,7 @@ std::shared_ptr<void> aligned_block(std::size_t bytes) {
 struct ClientMemory::Mappings {
   UniqueFd node_gone;
   std::unique_ptr<kernels::SegmentMap> segments;
-  std::atomic<MemoryLane*> lane{nullptr};   // for the lane's thread, which may run before `owned_lane` is set
+  std::atomic<MemoryLane*> lane{nullptr};  // for the lane's thread, which may run before `owned_lane` is set
   std::unique_ptr<MemoryLane> owned_lane;
 
   ~Mappings() { owned_lane.reset(); }
@@ -61,7 +61,8 @@ Result<std::unique_ptr<ClientMemory>> ClientMemory::connect(Options options) {
   Mappings* raw = mappings.get();
   mappings->node_gone.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!mappings->node_gone) {
-    return fail(ErrorCode::kResourceExhausted, std::string("the client cannot make an eventfd: ") + std::strerror(errno),
+    return fail(ErrorCode::kResourceExhausted,
+                std::string("the client cannot make an eventfd: ") + std::strerror(errno),
                 "raise the limit of open files (ulimit -n)");
   }
   mappings->segments = kernels::SegmentMap::create(
@@ -81,7 +82,9 @@ Result<std::unique_ptr<ClientMemory>> ClientMemory::connect(Options options) {
 ClientMemory::ClientMemory(Options options, std::shared_ptr<Mappings> mappings)
     : options_(std::move(options)), mappings_(std::move(mappings)) {}
 
-ClientMemory::~ClientMemory() {
+ClientMemory::~ClientMemory() { trim(); }
+
+void ClientMemory::trim() {
   if (kernels::Arena* arena = arena_.load(std::memory_order_acquire)) arena->trim();
 }
 
@@ -96,8 +99,8 @@ std::optional<ArenaBlock> ClientMemory::find(const void* data) const {
   if (arena == nullptr || data == nullptr) return std::nullopt;
   const auto location = arena->find(data);
   if (!location) return std::nullopt;
-  const auto into = static_cast<std::uint64_t>(static_cast<const std::byte*>(data) -
-                                               static_cast<const std::byte*>(location->block));
+  const auto into =
+      static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - static_cast<const std::byte*>(location->block));
   ArenaBlock block;
   block.owner = options_.self;
   block.segment = location->segment;
@@ -133,7 +136,8 @@ Result<TensorRef> ClientMemory::open(TensorHandle handle) {
   if (const auto* bytes = std::get_if<InlineBytes>(&handle.data)) return own_copy(std::move(handle.meta), bytes->bytes);
   const auto* block = std::get_if<ArenaBlock>(&handle.data);
   if (block == nullptr) {
-    return fail(ErrorCode::kUnsupported, "the result " + handle.meta.to_string() + " lies on a GPU, which this client cannot open");
+    return fail(ErrorCode::kUnsupported,
+                "the result " + handle.meta.to_string() + " lies on a GPU, which this client cannot open");
   }
   auto mapped = mappings_->segments->open(*block);
   if (!mapped) return fail(std::move(mapped).error());

@@ -32,11 +32,14 @@ class ClientMemory {
   /// The part of its block that starts at `data`, without a lease. nullopt if it does not lie in the arena.
   std::optional<ArenaBlock> find(const void* data) const;
 
-  /// A result as memory of this process. Its lease ends with the last `keep`, or at once if this fails. May ask the node
-  /// actor (the first time for each segment).
+  /// A result as memory of this process. Its lease ends with the last `keep`, or at once if this fails. May ask the
+  /// node actor (the first time for each segment).
   Result<TensorRef> open(TensorHandle handle);
   /// Ends the lease of a result that nobody reads.
   void release(const WireValue& value);
+
+  /// Gives pages back that a peak left behind; for quiet times.
+  void trim();
 
   MemoryLane& lane();
   /// Readable (and never drained) once the node actor is gone.

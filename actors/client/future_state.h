@@ -72,7 +72,7 @@ class OneShot {
 
 using FutureValue = Result<std::shared_ptr<const RequestResult>>;
 
-/// The future of a request. `give_up` bounds every get(): the session answers before, unless its thread is stuck.
+/// The future of a request. `give_up` bounds every wait: the session answers before, unless its thread is stuck.
 class FutureState final : public Future, public std::enable_shared_from_this<FutureState> {
  public:
   using CancelFn = std::function<void(std::shared_ptr<FutureState>)>;
@@ -91,6 +91,8 @@ class FutureState final : public Future, public std::enable_shared_from_this<Fut
   RequestSeq request = 0;  ///< loop thread only; 0 until it was sent
 
  private:
+  void expire() const;  ///< a value that comes after this is dropped
+
   const TimePoint give_up_;
   const CancelFn cancel_;
   mutable OneShot<FutureValue> value_;

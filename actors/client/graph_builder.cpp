@@ -48,8 +48,8 @@ Result<std::size_t> GraphBuilder::add_symbol(std::string name, std::int64_t min,
   CALLBOARD_TRY(check_new_name(symbol_names_, name, "symbol"));
   if (graph_.symbols.size() >= limits::kSymbolsMax) return fail(too_many("symbols", limits::kSymbolsMax));
   if (min > max) {
-    return fail(ErrorCode::kBadGraph, "symbol '" + name + "' has the empty range " + std::to_string(min) + "…" +
-                std::to_string(max));
+    return fail(ErrorCode::kBadGraph,
+                "symbol '" + name + "' has the empty range " + std::to_string(min) + "…" + std::to_string(max));
   }
   symbol_names_.insert(name);
   graph_.symbols.push_back({std::move(name), min, max});
@@ -79,12 +79,13 @@ Result<ValueId> GraphBuilder::add_constant(std::string name, ConstantStorage sto
   auto extent = meta.extent_bytes();
   if (!extent) return fail(ErrorCode::kBadGraph, "constant '" + name + "': " + extent.error().message);
   if (*extent > storage.bytes) {
-    return fail(ErrorCode::kBadGraph, "constant '" + name + "', " + meta.to_string() + ", needs " + std::to_string(*extent) +
-                " bytes; its storage has " + std::to_string(storage.bytes));
+    return fail(ErrorCode::kBadGraph, "constant '" + name + "', " + meta.to_string() + ", needs " +
+                                          std::to_string(*extent) + " bytes; its storage has " +
+                                          std::to_string(storage.bytes));
   }
   if (storage.data == nullptr && storage.bytes > 0) {
-    return fail(ErrorCode::kBadArgument, "constant '" + name + "' has no address for its " + std::to_string(storage.bytes) +
-                " bytes");
+    return fail(ErrorCode::kBadArgument,
+                "constant '" + name + "' has no address for its " + std::to_string(storage.bytes) + " bytes");
   }
   std::vector<Expr> sizes;
   for (const std::int64_t size : meta.sizes) sizes.push_back(Expr::constant(size));
@@ -135,7 +136,8 @@ Result<std::vector<NodeOutput>> GraphBuilder::add_node(Node node, std::vector<Sl
   }
   if (node.name.empty()) node.name = default_name(node.op, index);
   const std::string where = "node '" + node.name + "'";
-  if (node.args.size() + node.kwargs.size() > limits::kArgumentsMax) return at_node(too_many("arguments a node", limits::kArgumentsMax));
+  if (node.args.size() + node.kwargs.size() > limits::kArgumentsMax)
+    return at_node(too_many("arguments a node", limits::kArgumentsMax));
   for (std::size_t i = 0; i < node.args.size(); ++i) {
     auto status = check_argument(node.args[i], where + ", argument " + std::to_string(i));
     if (!status) return at_node(std::move(status).error());
@@ -188,8 +190,9 @@ Status GraphBuilder::add_output(ProgramOutput output) {
     CALLBOARD_TRY(check_expr(expr->expr, where));
     for (const auto& term : expr->expr.terms) {
       if (term.op != ExprOp::kValue) continue;
-      return fail(ErrorCode::kBadGraph, where + " computes with value " + std::to_string(term.value) +
-                  ", which only a device knows", "make it a node's output (callboard_sym::…) and name that");
+      return fail(ErrorCode::kBadGraph,
+                  where + " computes with value " + std::to_string(term.value) + ", which only a device knows",
+                  "make it a node's output (callboard_sym::…) and name that");
     }
   }
   output_names_.insert(output.name);
@@ -234,7 +237,7 @@ Status GraphBuilder::check_spec(const ValueSpec& spec) const {
   if (!spec.sizes) return {};
   if (spec.sizes->size() > limits::kTensorRankMax) {
     return fail(ErrorCode::kBadGraph, where + " has " + std::to_string(spec.sizes->size()) + " dimensions; at most " +
-                std::to_string(limits::kTensorRankMax) + " are possible");
+                                          std::to_string(limits::kTensorRankMax) + " are possible");
   }
   for (const auto& size : *spec.sizes) CALLBOARD_TRY(check_expr(size, where));
   return {};
@@ -252,8 +255,9 @@ Status GraphBuilder::check_expr(const Expr& expr, const std::string& where) cons
 
 Status GraphBuilder::check_value(ValueId value, const std::string& where) const {
   if (value < graph_.values.size()) return {};
-  return fail(ErrorCode::kUseBeforeDefinition, where + " uses value " + std::to_string(value) + ", but only " +
-              std::to_string(graph_.values.size()) + " are defined so far",
+  return fail(ErrorCode::kUseBeforeDefinition,
+              where + " uses value " + std::to_string(value) + ", but only " + std::to_string(graph_.values.size()) +
+                  " are defined so far",
               "add the input, constant or node that makes it first");
 }
 

@@ -1,4 +1,5 @@
-// Typed construction of a program: gives ids and names, keeps the constants' bytes, and refuses misuse where it happens.
+// Typed construction of a program: gives ids and names, keeps the constants' bytes, and refuses misuse where it
+// happens.
 #pragma once
 
 #include <cstdint>

@@ -28,14 +28,16 @@ struct Describe {
 struct PlainValue {
   WireValue operator()(const TensorRef&) const { return std::monostate(); }
   template <class T>
-  WireValue operator()(const T& value) const { return value; }
+  WireValue operator()(const T& value) const {
+    return value;
+  }
 };
 
 Status check_count(const ProgramGraph& graph, std::size_t given) {
   const std::size_t wanted = graph.inputs.size();
   if (given == wanted) return {};
-  std::string message = "program '" + graph.name + "' takes " + std::to_string(wanted) + " inputs, " + std::to_string(given) +
-                        (given == 1 ? " was given" : " were given");
+  std::string message = "program '" + graph.name + "' takes " + std::to_string(wanted) + " inputs, " +
+                        std::to_string(given) + (given == 1 ? " was given" : " were given");
   if (given < wanted) message += "; the first that is missing is '" + graph.inputs[given].name + "'";
   return fail(ErrorCode::kBadInput, std::move(message));
 }
@@ -47,7 +49,8 @@ Result<Touched> touched(const std::string& name, const TensorRef& tensor) {
   auto extent = tensor.meta.extent_bytes();
   if (!extent) return bad(extent.error().message);
   if (*extent > tensor.bytes) {
-    return bad("its elements reach to byte " + std::to_string(*extent) + ", its memory has " + std::to_string(tensor.bytes));
+    return bad("its elements reach to byte " + std::to_string(*extent) + ", its memory has " +
+               std::to_string(tensor.bytes));
   }
   if (*extent == 0) return Touched{};
   if (tensor.data == nullptr) return bad("it has no memory");
@@ -72,6 +75,12 @@ class Packer {
       return handle;
     }
     if (auto block = memory_.find(tensor.data)) {
+      if (part.start + part.bytes > block->bytes) {
+        return fail(ErrorCode::kBadInput, "input '" + name + "', " + tensor.meta.to_string() +
+                                              ": its elements reach to byte " +
+                                              std::to_string(part.start + part.bytes) + ", its shared memory has " +
+                                              std::to_string(block->bytes));
+      }
       packed_.holds.push_back(tensor.keep);
       handle.data = std::move(*block);
       return handle;
@@ -80,7 +89,8 @@ class Packer {
     auto copied = copy(tensor.data + part.start, part.bytes);
     if (!copied) {
       Error error = std::move(copied).error();
-      error.message = "input '" + name + "', " + tensor.meta.to_string() + ", cannot be put into shared memory: " + error.message;
+      error.message =
+          "input '" + name + "', " + tensor.meta.to_string() + ", cannot be put into shared memory: " + error.message;
       return fail(std::move(error));
     }
     handle.data = std::move(*copied);

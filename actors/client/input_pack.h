@@ -13,9 +13,9 @@
 namespace callboard::actors {
 
 struct PackedInputs {
-  std::vector<WireValue> values;              ///< one per ProgramInput
+  std::vector<WireValue> values;  ///< one per ProgramInput
   std::vector<std::int64_t> symbols;
-  std::vector<std::shared_ptr<void>> holds;   ///< until InputsFree (CS-2)
+  std::vector<std::shared_ptr<void>> holds;  ///< until InputsFree (CS-2)
 };
 
 /// Bytes of one request that may travel inside its message; what comes after goes to the arena, however small.
@@ -24,8 +24,8 @@ constexpr std::size_t kInlineBytesPerRequestMax = 4u << 20;
 /// What the program says of each of its inputs, under the input's name. Made once for each program.
 std::vector<ValueSpec> input_specs(const ProgramGraph& graph);
 
-/// Runs in the caller's thread. kBadInput names the input: count, kind, dtype, rank, sizes, symbols, memory that the tensor
-/// reaches beyond. kOutOfMemory where the arena has no room.
+/// Runs in the caller's thread. kBadInput names the input: count, kind, dtype, rank, sizes, symbols, memory that the
+/// tensor reaches beyond. kOutOfMemory where the arena has no room.
 Result<PackedInputs> pack_inputs(const ProgramGraph& graph, std::span<const ValueSpec> specs,
                                  std::span<const ClientValue> inputs, ClientMemory& memory);
 

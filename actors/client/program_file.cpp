@@ -25,16 +25,20 @@ Error not_a_program(const std::string& path, const std::string& why) {
 Result<ConstantBytes> read_storage(const std::string& path, const SafetensorsFile& file, const Constant& constant) {
   const SafetensorsEntry* entry = file.find(constant.storage.hex());
   if (entry == nullptr) {
-    return fail(ErrorCode::kConstantMissing, path + " lacks the bytes of constant '" + constant.name + "' (" +
-                constant.storage.hex() + ")", "save the program again");
+    return fail(ErrorCode::kConstantMissing,
+                path + " lacks the bytes of constant '" + constant.name + "' (" + constant.storage.hex() + ")",
+                "save the program again");
   }
   if (entry->bytes != constant.storage_bytes) {
-    return fail(ErrorCode::kCorrupted, path + ": constant '" + constant.name + "' has " + std::to_string(entry->bytes) +
-                " bytes, its program says " + std::to_string(constant.storage_bytes), "save the program again");
+    return fail(ErrorCode::kCorrupted,
+                path + ": constant '" + constant.name + "' has " + std::to_string(entry->bytes) +
+                    " bytes, its program says " + std::to_string(constant.storage_bytes),
+                "save the program again");
   }
   const std::byte* data = file.data(*entry);
   if (ContentHash::of(data, entry->bytes) != constant.storage) {
-    return fail(ErrorCode::kCorrupted, path + ": the bytes of constant '" + constant.name + "' do not match their checksum",
+    return fail(ErrorCode::kCorrupted,
+                path + ": the bytes of constant '" + constant.name + "' do not match their checksum",
                 "the file is damaged: copy or save it again");
   }
   return ConstantBytes{constant.storage, data, entry->bytes};
@@ -58,7 +62,8 @@ Status save_program(const std::string& path, const ProgramGraph& graph, const Pl
     const auto found = given.find(constant.storage);
     if (found == given.end() || found->second->bytes != constant.storage_bytes) {
       return fail(ErrorCode::kConstantMissing, "program '" + graph.name + "' cannot be saved: the " +
-                  std::to_string(constant.storage_bytes) + " bytes of constant '" + constant.name + "' were not given");
+                                                   std::to_string(constant.storage_bytes) + " bytes of constant '" +
+                                                   constant.name + "' were not given");
     }
     const std::string name = constant.storage.hex();
     if (!written.emplace(name, true).second) continue;
@@ -87,7 +92,8 @@ Result<SavedProgram> load_program_file(const std::string& path) {
   if (!packet) {
     Error error = std::move(packet).error();
     error.message = path + ": " + error.message;
-    if (error.code == ErrorCode::kVersionMismatch) error.hint = "export the program again with this version of callboard";
+    if (error.code == ErrorCode::kVersionMismatch)
+      error.hint = "export the program again with this version of callboard";
     return fail(std::move(error));
   }
   auto* content = std::get_if<LoadProgram>(&packet->message);

@@ -32,14 +32,22 @@ struct DTypeName {
   std::string_view name;
 };
 constexpr std::array kDTypeNames = {
-    DTypeName{DType::kBool, "BOOL"},          DTypeName{DType::kUInt8, "U8"},
-    DTypeName{DType::kInt8, "I8"},            DTypeName{DType::kInt16, "I16"},
-    DTypeName{DType::kUInt16, "U16"},         DTypeName{DType::kInt32, "I32"},
-    DTypeName{DType::kUInt32, "U32"},         DTypeName{DType::kInt64, "I64"},
-    DTypeName{DType::kUInt64, "U64"},         DTypeName{DType::kFloat16, "F16"},
-    DTypeName{DType::kBFloat16, "BF16"},      DTypeName{DType::kFloat32, "F32"},
-    DTypeName{DType::kFloat64, "F64"},        DTypeName{DType::kComplex64, "C64"},
-    DTypeName{DType::kFloat8E4M3FN, "F8_E4M3"}, DTypeName{DType::kFloat8E5M2, "F8_E5M2"},
+    DTypeName{DType::kBool, "BOOL"},
+    DTypeName{DType::kUInt8, "U8"},
+    DTypeName{DType::kInt8, "I8"},
+    DTypeName{DType::kInt16, "I16"},
+    DTypeName{DType::kUInt16, "U16"},
+    DTypeName{DType::kInt32, "I32"},
+    DTypeName{DType::kUInt32, "U32"},
+    DTypeName{DType::kInt64, "I64"},
+    DTypeName{DType::kUInt64, "U64"},
+    DTypeName{DType::kFloat16, "F16"},
+    DTypeName{DType::kBFloat16, "BF16"},
+    DTypeName{DType::kFloat32, "F32"},
+    DTypeName{DType::kFloat64, "F64"},
+    DTypeName{DType::kComplex64, "C64"},
+    DTypeName{DType::kFloat8E4M3FN, "F8_E4M3"},
+    DTypeName{DType::kFloat8E5M2, "F8_E5M2"},
     DTypeName{DType::kFloat8E8M0FNU, "F8_E8M0"},
 };
 
@@ -50,7 +58,8 @@ Error malformed(const std::string& path, const std::string& what) {
                "the file is damaged or of another format; write it again");
 }
 
-// -- header ---------------------------------------------------------------------------------------------------------------
+// -- header
+// ---------------------------------------------------------------------------------------------------------------
 
 /// Takes the header apart while it is parsed. It has a fixed shape, so depth is bounded by construction, and a key that
 /// comes twice is seen (a document tree would keep the last one in silence).
@@ -67,7 +76,8 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   bool binary(binary_t&) override { return refuse("binary data"); }
 
   bool number_unsigned(number_unsigned_t value) override {
-    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) return refuse("a number above 2^63");
+    if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
+      return refuse("a number above 2^63");
     if (place_ == Place::kShape) {
       if (entries.back().sizes.size() >= limits::kTensorRankMax) return refuse("a shape of too many dimensions");
       entries.back().sizes.push_back(static_cast<std::int64_t>(value));
@@ -100,7 +110,8 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
     field_ = value;
     if (!fields_.insert(value).second) return fail("'" + shown(value) + "' comes twice in '" + shown(top_key_) + "'");
     const bool known = value == "dtype" || value == "shape" || value == "data_offsets";
-    return place_ == Place::kMetadata || known || fail("unknown key '" + shown(value) + "' in '" + shown(top_key_) + "'");
+    return place_ == Place::kMetadata || known ||
+           fail("unknown key '" + shown(value) + "' in '" + shown(top_key_) + "'");
   }
 
   bool start_object(std::size_t) override {
@@ -168,7 +179,8 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 
   bool end_entry() {
     if (fields_.size() != 3) return fail("'" + shown(top_key_) + "' lacks dtype, shape or data_offsets");
-    if (offsets_.size() != 2 || offsets_[0] > offsets_[1]) return fail("'" + shown(top_key_) + "' has bad data_offsets");
+    if (offsets_.size() != 2 || offsets_[0] > offsets_[1])
+      return fail("'" + shown(top_key_) + "' has bad data_offsets");
     entries.back().offset = offsets_[0];
     entries.back().bytes = offsets_[1] - offsets_[0];
     return true;
@@ -186,14 +198,15 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
 Status check_entry(const std::string& path, const SafetensorsEntry& entry) {
   auto dtype = safetensors_dtype(entry.dtype);
   if (!dtype) {
-    return fail(ErrorCode::kUnsupported, path + ": tensor '" + entry.name + "' has the dtype '" + entry.dtype +
-                "', which is not supported", dtype.error().hint);
+    return fail(ErrorCode::kUnsupported,
+                path + ": tensor '" + entry.name + "' has the dtype '" + entry.dtype + "', which is not supported",
+                dtype.error().hint);
   }
   const auto extent = TensorMeta::contiguous(*dtype, entry.sizes).extent_bytes();
   if (!extent) return fail(malformed(path, "tensor '" + entry.name + "': " + extent.error().message));
   if (*extent != entry.bytes) {
-    return fail(malformed(path, "tensor '" + entry.name + "' has " + std::to_string(entry.bytes) + " bytes, its shape needs " +
-                                    std::to_string(*extent)));
+    return fail(malformed(path, "tensor '" + entry.name + "' has " + std::to_string(entry.bytes) +
+                                    " bytes, its shape needs " + std::to_string(*extent)));
   }
   return {};
 }
@@ -214,8 +227,10 @@ Status check_layout(const std::string& path, const std::vector<SafetensorsEntry>
     end = entry->offset + entry->bytes;  // data_offsets[1], no overflow
   }
   if (end > data_bytes) {
-    return fail(ErrorCode::kTruncated, path + " is truncated: its header describes " + std::to_string(end) +
-                " bytes of data, the file has " + std::to_string(data_bytes), "fetch or write the file again");
+    return fail(ErrorCode::kTruncated,
+                path + " is truncated: its header describes " + std::to_string(end) + " bytes of data, the file has " +
+                    std::to_string(data_bytes),
+                "fetch or write the file again");
   }
   if (end != data_bytes) {
     return fail(malformed(path, std::to_string(data_bytes - end) + " bytes at the end belong to no tensor"));
@@ -248,8 +263,9 @@ Result<std::shared_ptr<Mapping>> map_file(const std::string& path) {
   }
   if (!S_ISREG(info.st_mode)) return fail(ErrorCode::kFileUnreadable, path + " is not a regular file");
   if (static_cast<std::uint64_t>(info.st_size) < kLengthBytes) {
-    return fail(ErrorCode::kTruncated, path + " has " + std::to_string(info.st_size) +
-                " bytes, too few for a safetensors file", "fetch or write the file again");
+    return fail(ErrorCode::kTruncated,
+                path + " has " + std::to_string(info.st_size) + " bytes, too few for a safetensors file",
+                "fetch or write the file again");
   }
   auto mapping = std::make_shared<Mapping>();
   mapping->bytes = static_cast<std::size_t>(info.st_size);
@@ -264,12 +280,16 @@ Result<std::uint64_t> read_header_length(const std::string& path, const Mapping&
   std::uint64_t length = 0;
   for (std::size_t i = kLengthBytes; i > 0; --i) length = (length << 8) | bytes[i - 1];
   if (length > kSafetensorsHeaderBytesMax) {
-    return fail(ErrorCode::kTooLarge, path + " declares a header of " + std::to_string(length) + " bytes; the limit is " +
-                std::to_string(kSafetensorsHeaderBytesMax), "the file is damaged or not a safetensors file");
+    return fail(ErrorCode::kTooLarge,
+                path + " declares a header of " + std::to_string(length) + " bytes; the limit is " +
+                    std::to_string(kSafetensorsHeaderBytesMax),
+                "the file is damaged or not a safetensors file");
   }
   if (length > mapping.bytes - kLengthBytes) {
-    return fail(ErrorCode::kTruncated, path + " is truncated: its header has " + std::to_string(length) +
-                " bytes, the file " + std::to_string(mapping.bytes), "fetch or write the file again");
+    return fail(ErrorCode::kTruncated,
+                path + " is truncated: its header has " + std::to_string(length) + " bytes, the file " +
+                    std::to_string(mapping.bytes),
+                "fetch or write the file again");
   }
   return length;
 }
@@ -288,7 +308,8 @@ Status parse_header(const std::string& path, std::string_view header, Safetensor
   return {};
 }
 
-// -- writing --------------------------------------------------------------------------------------------------------------
+// -- writing
+// --------------------------------------------------------------------------------------------------------------
 
 Status write_all(int fd, const void* data, std::uint64_t bytes, const std::string& path) {
   constexpr std::uint64_t kChunkMax = 1u << 30;  // write() takes at most 2 GiB at once
@@ -307,14 +328,15 @@ Status write_all(int fd, const void* data, std::uint64_t bytes, const std::strin
   return {};
 }
 
-Result<std::string> make_header(std::span<const SafetensorsItem> items, const std::map<std::string, std::string>& metadata,
-                                std::vector<std::uint64_t>& sizes) {
+Result<std::string> make_header(std::span<const SafetensorsItem> items,
+                                const std::map<std::string, std::string>& metadata, std::vector<std::uint64_t>& sizes) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata.empty()) header[std::string(kMetadataKey)] = metadata;
   std::uint64_t offset = 0;
   for (const auto& item : items) {
     if (item.name == kMetadataKey || header.contains(item.name)) {
-      return fail(ErrorCode::kBadArgument, "a safetensors file cannot have two tensors, or metadata, named '" + item.name + "'");
+      return fail(ErrorCode::kBadArgument,
+                  "a safetensors file cannot have two tensors, or metadata, named '" + item.name + "'");
     }
     CALLBOARD_ASSIGN(const std::string_view name, safetensors_dtype_name(item.dtype));
     CALLBOARD_ASSIGN(const std::uint64_t bytes, TensorMeta::contiguous(item.dtype, item.sizes).extent_bytes());
@@ -335,7 +357,7 @@ Result<std::string> make_header(std::span<const SafetensorsItem> items, const st
   if (unaligned != 0) text.append(kDataAlignment - unaligned, ' ');
   if (text.size() > kSafetensorsHeaderBytesMax) {
     return fail(ErrorCode::kTooLarge, "the header of the safetensors file would have " + std::to_string(text.size()) +
-                " bytes; the limit is " + std::to_string(kSafetensorsHeaderBytesMax));
+                                          " bytes; the limit is " + std::to_string(kSafetensorsHeaderBytesMax));
   }
   return text;
 }

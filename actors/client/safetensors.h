@@ -1,5 +1,6 @@
-// safetensors files: read by mapping, written whole. Bounded and checked, so that a hostile file costs an Error and nothing
-// else. The format: u64 (little endian) header length, a JSON object {name: {dtype, shape, data_offsets}}, the data.
+// safetensors files: read by mapping, written whole. Bounded and checked, so that a hostile file costs an Error and
+// nothing else. The format: u64 (little endian) header length, a JSON object {name: {dtype, shape, data_offsets}}, the
+// data.
 #pragma once
 
 #include <cstddef>
@@ -20,21 +21,22 @@ constexpr std::uint64_t kSafetensorsHeaderBytesMax = 16u << 20;
 
 struct SafetensorsEntry {
   std::string name;
-  std::string dtype;                 ///< the format's own name, "F32"
-  std::vector<std::int64_t> sizes;   ///< contiguous
-  std::uint64_t offset = 0;          ///< from the start of the file
-  std::uint64_t bytes = 0;           ///< equals product of sizes times size of dtype (checked)
+  std::string dtype;                ///< the format's own name, "F32"
+  std::vector<std::int64_t> sizes;  ///< contiguous
+  std::uint64_t offset = 0;         ///< from the start of the file
+  std::uint64_t bytes = 0;          ///< equals product of sizes times size of dtype (checked)
 };
 
-/// A mapped file. Entries are in the file's order; each lies inside the file, none overlaps another, no byte of the data is
-/// without an owner.
+/// A mapped file. Entries are in the file's order; each lies inside the file, none overlaps another, no byte of the
+/// data is without an owner.
 struct SafetensorsFile {
   std::vector<SafetensorsEntry> entries;
   std::map<std::string, std::string> metadata;
-  std::shared_ptr<void> keep;  ///< the mapping: private, writing changes this process's view only. Outlives the struct if copied
+  std::shared_ptr<void>
+      keep;  ///< the mapping: private, writing changes this process's view only. Outlives the struct if copied
 
-  /// kFileNotFound, kFileUnreadable (with the reason of the system), kTooLarge, kTruncated, kMalformed; names the file, and
-  /// the entry where one is at fault.
+  /// kFileNotFound, kFileUnreadable (with the reason of the system), kTooLarge, kTruncated, kMalformed; names the file,
+  /// and the entry where one is at fault.
   static Result<SafetensorsFile> open(const std::string& path);
 
   const SafetensorsEntry* find(std::string_view name) const;
@@ -49,8 +51,8 @@ struct SafetensorsItem {
   const void* data = nullptr;  ///< contiguous; product of sizes times dtype_size long
 };
 
-/// Writes beside `path` and renames, so that a reader never sees half a file. Data start 64-byte aligned where sizes allow
-/// it (the header is padded; items are ordered as given). kUnsupported for dtypes that the format lacks.
+/// Writes beside `path` and renames, so that a reader never sees half a file. Data start 64-byte aligned where sizes
+/// allow it (the header is padded; items are ordered as given). kUnsupported for dtypes that the format lacks.
 Status write_safetensors(const std::string& path, std::span<const SafetensorsItem> items,
                          const std::map<std::string, std::string>& metadata);
 

@@ -1,7 +1,7 @@
 // What a client remembers of its requests, without clock, sockets or threads. Pure.
 //
-//   CS-1  Every request ends: by its Outcome, or at the latest kDeadlineExceeded/kCoordinatorLost a fixed time after its
-//         deadline or the loss of the coordinator.
+//   CS-1  Every request ends: by its Outcome, or at the latest kDeadlineExceeded/kCoordinatorLost a fixed time after
+//         its deadline or the loss of the coordinator.
 //   CS-2  Inputs are handed back only when the request is quiesced (or the coordinator is lost).
 #pragma once
 
@@ -27,7 +27,7 @@ class Session {
   struct Answered { RequestSeq request = 0; Message message; bool late = false; };
   struct InputsFree { RequestSeq request = 0; };                          ///< CS-2
   struct Notify { ActorEvent event; };
-  struct Discard { std::vector<WireValue> values; };                      ///< results that nobody waits for: release them
+  struct Discard { std::vector<WireValue> values; };                     ///< results that nobody waits for: release them
   using Action = std::variant<SendOut, Completed, Answered, InputsFree, Notify, Discard>;
   using Actions = std::vector<Action>;
 

@@ -40,7 +40,7 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
   }
 
  private:
-  // -- peers ----------------------------------------------------------------------------------------------------------------
+  // -- peers ----------------------------------------------------------------------------------------------------------
 
   void on(const PeerJoined& event, TimePoint now) {
     const Hello& hello = event.hello;
@@ -88,6 +88,7 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
       runs_.run_refused(event.to, *run, event.why, now);
     } else if (const auto* load = std::get_if<LoadFragment>(&event.message)) {
       if (const auto device = members_.joined_device(event.to)) programs_.load_refused(*device, *load, event.why);
+      runs_.refuse_broken();
     } else if (const auto* outcome = std::get_if<Outcome>(&event.message)) {
       runs_.outcome_refused(event.to, *outcome, event.why);
     } else if (const auto* result = std::get_if<OperationResult>(&event.message)) {
@@ -97,7 +98,7 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
     }
   }
 
-  // -- messages -------------------------------------------------------------------------------------------------------------
+  // -- messages -------------------------------------------------------------------------------------------------------
 
   void on(MessageFrom event, TimePoint now) {
     members_.seen(event.from, event.message, now);
@@ -108,7 +109,8 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
     } else if (members_.node() == event.from) {
       from_node(event.message);
     } else if (auto* late = std::get_if<FragmentFinished>(&event.message)) {
-      runs_.finished(event.from, std::move(*late), now);  // of a fenced incarnation: counted, its values released (CO-3)
+      runs_.finished(event.from, std::move(*late),
+                     now);  // of a fenced incarnation: counted, its values released (CO-3)
     }
   }
 
@@ -122,8 +124,14 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
   }
 
   void from_device(const ActorId& from, Message message, TimePoint now) {
-    if (auto* finished = std::get_if<FragmentFinished>(&message)) return runs_.finished(from, std::move(*finished), now);
-    if (auto* loaded = std::get_if<FragmentLoaded>(&message)) return programs_.fragment_loaded(from, std::move(*loaded));
+    if (auto* finished = std::get_if<FragmentFinished>(&message))
+      return runs_.finished(from, std::move(*finished), now);
+    if (auto* loaded = std::get_if<FragmentLoaded>(&message)) {
+      const bool refused = loaded->error.has_value();
+      programs_.fragment_loaded(from, std::move(*loaded));
+      if (refused) runs_.refuse_broken();
+      return;
+    }
     if (auto* reply = std::get_if<DeviceReply>(&message)) return desk_.device_reply(from, std::move(*reply));
     if (!std::holds_alternative<Beat>(message)) unexpected(from, message);
   }
@@ -138,12 +146,13 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
   }
 
   void unexpected(const ActorId& from, const Message& message) {
-    context_.log(log::Level::kWarning, "unexpected_message", std::string(message_name(message)) + " from " + from.to_string());
+    context_.log(log::Level::kWarning, "unexpected_message",
+                 std::string(message_name(message)) + " from " + from.to_string());
   }
 
   void on(const Tick&, TimePoint) {}
 
-  // -- time -----------------------------------------------------------------------------------------------------------------
+  // -- time -----------------------------------------------------------------------------------------------------------
 
   /// Steps come at least every beat. A longer gap means that this process stood still: its peers could not be heard.
   void notice_pause(TimePoint now) {

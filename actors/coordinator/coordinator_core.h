@@ -1,18 +1,20 @@
-// What a coordinator decides, without clock, sockets or threads: members, programs, requests. The same object runs in the
-// coordinator process and in the simulator.
+// What a coordinator decides, without clock, sockets or threads: members, programs, requests. The same object runs in
+// the coordinator process and in the simulator.
 //
 //   CO-1  A request that was accepted has exactly one Outcome (ok, failed, cancelled, expired), whatever dies.
 //   CO-2  Nobody waits on a dead actor: its runs fail with the exit report as cause, in the step that takes the report
 //         (or, without one, the loss of its link).
-//   CO-3  A FragmentFinished counts only if run, attempt and sender's incarnation are current; others are dropped, counted.
+//   CO-3  A FragmentFinished counts only if run, attempt and sender's incarnation are current; others are dropped and
+//         counted.
 //   CO-4  Requests of one client that use the same devices start in the order in which they were submitted.
 //   CO-5  Every table has the bound that limits.h names; what does not fit is refused with kOverloaded.
-//   CO-6  Inputs of a request are not reported as quiesced while a device that was sent them is alive and has not answered.
+//   CO-6  Inputs of a request are not reported as quiesced while a device that was sent them is alive and has not
+//         answered.
 //
-// State of a program (buffers that it changes) lives on its devices. When such a device dies, all states of the program are
-// set back to their initial values, on every device of it, before the next run. Each client that uses the program is told
-// once: its first request after the loss fails with kStateLost and does not run; every client gets the actor event
-// "state_lost".
+// State of a program (buffers that it changes) lives on its devices. When such a device dies, all states of the program
+// are set back to their initial values, on every device of it, before the next run. Each client that uses the program
+// is told once: its first request after the loss fails with kStateLost and does not run; every client gets the actor
+// event "state_lost".
 #pragma once
 
 #include <map>
@@ -41,10 +43,12 @@ struct CoordinatorOptions {
   Duration beat_dead = std::chrono::seconds(3);
   Duration beat_interval = limits::kBeatInterval;       ///< our own beats to every peer
   Duration client_dead = std::chrono::seconds(30);      ///< a client that used to beat and is silent so long is gone
-  Duration exit_report_wait = std::chrono::seconds(1);  ///< a lost link waits so long for the exit report, to name the real cause
+  /// A lost link waits so long for the exit report, to name the real cause.
+  Duration exit_report_wait = std::chrono::seconds(1);
   std::size_t requests_per_client = limits::kRequestsPerClientMax;
   std::size_t clients_max = limits::kClientsMax;
-  std::size_t runs_per_device = 256;  ///< fragments sent to a device and not answered; the rest waits here, fairly by client
+  /// Fragments sent to a device and not answered; the rest waits here, fairly by client.
+  std::size_t runs_per_device = 256;
 };
 
 class CoordinatorCore {
@@ -53,7 +57,8 @@ class CoordinatorCore {
   struct PeerJoined { Hello hello; };
   struct MessageFrom { ActorId from; Message message; };
   struct PeerLost { ActorId peer; Error why; };
-  struct SendRefused { ActorId to; Message message; Error why; };  ///< a Send that the transport will never bring (kTooLarge)
+  /// A Send that the transport will never bring (kTooLarge).
+  struct SendRefused { ActorId to; Message message; Error why; };
   struct Tick {};
   using Event = std::variant<PeerJoined, MessageFrom, PeerLost, SendRefused, Tick>;
 
@@ -68,8 +73,8 @@ class CoordinatorCore {
   virtual ~CoordinatorCore() = default;
   static std::unique_ptr<CoordinatorCore> create(CoordinatorOptions options);
 
-  /// Would this peer be let in? (Hub::Events::hello; PeerJoined follows if so.) Refuses unknown devices, old incarnations,
-  /// too many clients.
+  /// Would this peer be let in? (Hub::Events::hello; PeerJoined follows if so.) Refuses unknown devices, old
+  /// incarnations, too many clients.
   virtual Status admit(const Hello& hello) const = 0;
   virtual Actions step(Event event, TimePoint now) = 0;
   virtual TimePoint next_tick() const = 0;

@@ -44,8 +44,10 @@ Interval divide(Interval a, Interval b) {
 
 Interval combine(ExprOp op, Interval a, Interval b) {
   switch (op) {
-    case ExprOp::kAdd: return {saturate(static_cast<Wide>(a.low) + b.low), saturate(static_cast<Wide>(a.high) + b.high)};
-    case ExprOp::kSub: return {saturate(static_cast<Wide>(a.low) - b.high), saturate(static_cast<Wide>(a.high) - b.low)};
+    case ExprOp::kAdd:
+      return {saturate(static_cast<Wide>(a.low) + b.low), saturate(static_cast<Wide>(a.high) + b.high)};
+    case ExprOp::kSub:
+      return {saturate(static_cast<Wide>(a.low) - b.high), saturate(static_cast<Wide>(a.high) - b.low)};
     case ExprOp::kMul: return multiply(a, b);
     case ExprOp::kFloorDiv: return divide(a, b);
     case ExprOp::kMin: return {std::min(a.low, b.low), std::min(a.high, b.high)};

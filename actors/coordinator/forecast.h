@@ -19,8 +19,8 @@ struct ForecastBytes {
 };
 ForecastBytes forecast_bytes(const ValueSpec& spec, std::span<const SymbolSpec> symbols);
 
-/// The highest sum of live tensors that the fragment's nodes make, each kept from its node to its last reader (outputs to
-/// the end). What comes from elsewhere is not counted, nor are views, which share the memory of their base.
+/// The highest sum of live tensors that the fragment's nodes make, each kept from its node to its last reader (outputs
+/// to the end). What comes from elsewhere is not counted, nor are views, which share the memory of their base.
 struct ForecastPeak {
   std::uint64_t least = 0;
   bool exact = true;

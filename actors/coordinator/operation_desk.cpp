@@ -83,16 +83,15 @@ Result<std::optional<std::string>> OperationDesk::restart_actor(const OperationC
   CALLBOARD_ASSIGN(const DeviceIndex index, named_device(call.text("name")));
   const Device& device = members_.device(index);
   if (!members_.node()) return fail(ErrorCode::kActorUnavailable, "no node actor is connected that could restart it");
-  if (!device.joined) {
-    return fail(ErrorCode::kActorUnavailable,
-                "device '" + device.name + "' is " + std::string(device_state_name(device.state)) + " and cannot be restarted now");
-  }
-  context_.send(*members_.node(), StopActor{device.id, call.flag("kill"), true});
-  return std::optional(text_of({{"restarting", device.id.to_string()}}));
+  // Incarnation 0 is "the current one": also one that is not started again by itself.
+  const ActorId who = device.joined ? device.id : ActorId{device.name, 0};
+  context_.send(*members_.node(), StopActor{who, call.flag("kill"), true});
+  return std::optional(text_of({{"restarting", device.name}}));
 }
 
 Result<std::optional<std::string>> OperationDesk::shutdown(const OperationCall& call) {
-  if (!members_.node()) return fail(ErrorCode::kActorUnavailable, "no node actor is connected that could end the cluster");
+  if (!members_.node())
+    return fail(ErrorCode::kActorUnavailable, "no node actor is connected that could end the cluster");
   const std::string reason = call.text("reason", "asked by a client");
   context_.stopping = true;
   runs_.refuse_waiting(Error(ErrorCode::kActorUnavailable, "the cluster is shutting down"));
@@ -113,7 +112,7 @@ Result<std::optional<std::string>> OperationDesk::cancel(const OperationCall& ca
   return std::optional(text_of({{"cancelled", true}}));
 }
 
-// -- questions to devices -------------------------------------------------------------------------------------------------
+// -- questions to devices ---------------------------------------------------------------------------------------------
 
 void OperationDesk::ask(Question& question, DeviceIndex device, const std::string& name, const std::string& arguments) {
   const std::uint64_t query = next_number_++;
@@ -213,7 +212,7 @@ Result<std::string> OperationDesk::merged(const Question& question) {
   return text_of({{"traceEvents", events}});
 }
 
-// -- ends -----------------------------------------------------------------------------------------------------------------
+// -- ends -------------------------------------------------------------------------------------------------------------
 
 void OperationDesk::answer(const ActorId& client, RequestSeq request, Result<std::string> result) {
   OperationResult message;
@@ -257,7 +256,8 @@ void OperationDesk::settle(TimePoint now) {
     } else if (!failed.empty()) {
       answer(wait.client, wait.request, fail(ErrorCode::kStartFailed, failed, "see `callboard logs`"));
     } else if (wait.deadline <= now) {
-      answer(wait.client, wait.request, fail(ErrorCode::kNotReady, "not ready in time: " + missing, "see `callboard logs`"));
+      answer(wait.client, wait.request,
+             fail(ErrorCode::kNotReady, "not ready in time: " + missing, "see `callboard logs`"));
     } else {
       waits_.push_back(wait);
     }

@@ -48,7 +48,8 @@ constexpr std::array kOperations = {
     OperationSpec{OperationId::kPrograms, "programs", false, "loaded programs, their fragments and users", {}},
     OperationSpec{OperationId::kRequests, "requests", false, "requests that wait or run", {}},
     OperationSpec{OperationId::kCancel, "cancel", true, "end a request", kCancelArguments},
-    OperationSpec{OperationId::kWaitReady, "wait_ready", false, "answer when every device is ready", kWaitReadyArguments},
+    OperationSpec{OperationId::kWaitReady, "wait_ready", false, "answer when every device is ready",
+                  kWaitReadyArguments},
     OperationSpec{OperationId::kRestartActor, "restart_actor", true, "end a device actor and start it again",
                   kRestartArguments},
     OperationSpec{OperationId::kShutdown, "shutdown", true, "end the cluster", kShutdownArguments},
@@ -79,7 +80,8 @@ std::string_view kind_name(ArgumentKind kind) {
 
 Result<OperationCall::Value> read_argument(const OperationSpec& spec, const OperationArgument& argument,
                                            const nlohmann::json& value) {
-  const std::string where = "argument '" + std::string(argument.name) + "' of operation '" + std::string(spec.name) + "'";
+  const std::string where =
+      "argument '" + std::string(argument.name) + "' of operation '" + std::string(spec.name) + "'";
   std::optional<OperationCall::Value> result;
   if (argument.kind == ArgumentKind::kText && value.is_string()) result = value.get<std::string>();
   if (argument.kind == ArgumentKind::kFlag && value.is_boolean()) result = value.get<bool>();
@@ -125,7 +127,8 @@ Result<OperationCall> parse_operation(std::string_view name, std::string_view ar
     return fail(ErrorCode::kUsage, "there is no operation '" + std::string(name.substr(0, 64)) + "'",
                 nearest_hint(name, names));
   }
-  const auto json = nlohmann::json::parse(arguments_json.empty() ? std::string_view("{}") : arguments_json, nullptr, false);
+  const auto json =
+      nlohmann::json::parse(arguments_json.empty() ? std::string_view("{}") : arguments_json, nullptr, false);
   if (!json.is_object()) {
     return fail(ErrorCode::kUsage, "the arguments of operation '" + std::string(name) + "' are not a JSON object");
   }

@@ -1,5 +1,5 @@
-// The one table of operations: what a person or a program can ask of a running cluster. The command line, the clients and
-// the REST port all read it.
+// The one table of operations: what a person or a program can ask of a running cluster. The command line, the clients
+// and the REST port all read it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,17 @@
 namespace callboard::actors {
 
 enum class OperationId : std::uint8_t {
-  kStatus, kActors, kPrograms, kRequests, kCancel, kWaitReady, kRestartActor, kShutdown, kTrace, kDeviceQuery, kLogLevel,
+  kStatus,
+  kActors,
+  kPrograms,
+  kRequests,
+  kCancel,
+  kWaitReady,
+  kRestartActor,
+  kShutdown,
+  kTrace,
+  kDeviceQuery,
+  kLogLevel,
 };
 
 enum class ArgumentKind : std::uint8_t { kText, kInteger, kFlag };
@@ -54,7 +64,8 @@ class OperationCall {
   std::map<std::string, Value> values_;
 };
 
-/// kUsage for an unknown operation (nearest name), arguments that are not a JSON object, unknown, missing or mistyped ones.
+/// kUsage for an unknown operation (nearest name), arguments that are not a JSON object, unknown, missing or mistyped
+/// ones.
 Result<OperationCall> parse_operation(std::string_view name, std::string_view arguments_json);
 
 }  // namespace callboard::actors

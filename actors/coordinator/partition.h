@@ -17,7 +17,7 @@ struct PartitionBlock {
 struct PartitionProblem {
   std::vector<PartitionBlock> blocks;
   std::vector<std::uint64_t> storage_bytes;  ///< by storage number
-  std::vector<std::uint64_t> limits;         ///< bytes of each device, 0 for "no limit"; their count is that of the parts
+  std::vector<std::uint64_t> limits;  ///< bytes of each device, 0 for "no limit"; their count is that of the parts
 };
 
 /// For each device the number of the first block that is no longer on it. Every device gets a block where there are

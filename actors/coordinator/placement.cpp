@@ -58,7 +58,7 @@ std::vector<std::string> module_paths(const ProgramGraph& program) {
   return {paths.begin(), paths.end()};
 }
 
-// -- by rules -----------------------------------------------------------------------------------------------------------
+// -- by rules ---------------------------------------------------------------------------------------------------------
 
 /// Ranges beat prefixes, a longer prefix beats a shorter one; what two devices claim with the same right is refused.
 class RulePlacer {
@@ -149,11 +149,12 @@ class RulePlacer {
   const ProgramGraph& program_;
   std::span<const PlannerDevice> devices_;
   std::vector<Claim> claims_;  // by node
-  std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t> conflicts_;  // two devices -> first node they both claim
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t>
+      conflicts_;  // two devices -> first node they both claim
   std::vector<Error> findings_;
 };
 
-// -- automatic ------------------------------------------------------------------------------------------------------------
+// -- automatic --------------------------------------------------------------------------------------------------------
 
 Result<std::vector<std::uint32_t>> chosen_devices(const Placement& placement, std::span<const PlannerDevice> devices) {
   std::vector<std::uint32_t> chosen;
@@ -237,7 +238,8 @@ std::vector<std::uint32_t> balance(const ProgramGraph& program, const std::vecto
   for (std::uint32_t device : chosen) blocks.problem.limits.push_back(devices[device].memory_limit);
   auto ends = partition_contiguous(blocks.problem);
   if (!ends) {
-    // live_bytes counts what other devices would hold; without it the limits may do. The final check names what does not fit.
+    // live_bytes counts what other devices would hold; without it the limits may do. The final check names what does
+    // not fit.
     for (PartitionBlock& block : blocks.problem.blocks) block.live_bytes = 0;
     ends = partition_contiguous(blocks.problem);
   }

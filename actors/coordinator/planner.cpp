@@ -75,7 +75,7 @@ class FragmentMaker {
   /// What is collected about a fragment beside the Fragment itself.
   struct Part {
     std::set<ValueId> held;                      // inputs, constants and what its nodes make
-    std::map<ValueId, std::size_t> output_of;    // value -> its first place in outputs
+    std::map<ValueId, std::size_t> output_of;    // value -> its place in outputs
     std::map<std::uint32_t, std::uint32_t> constants;  // of the program -> of the fragment
   };
 
@@ -180,16 +180,8 @@ class FragmentMaker {
       if (source == nullptr) continue;
       const std::uint32_t f = deliverer(source->value);
       need(f, source->value);
-      FragmentOutput& first = output(f, source->value);
-      std::size_t place = parts_[f].output_of[source->value];
-      if (first.to_client) {
-        // The client releases each of its outputs on its own, so each has a handle and a lease of its own.
-        place = plan_.fragments[f].outputs.size();
-        plan_.fragments[f].outputs.push_back({source->value, true, {}});
-      } else {
-        first.to_client = true;
-      }
-      plan_.client_outputs.emplace_back(f, static_cast<std::uint32_t>(place));
+      output(f, source->value).to_client = true;
+      plan_.client_outputs.emplace_back(f, static_cast<std::uint32_t>(parts_[f].output_of[source->value]));
     }
   }
 
@@ -269,8 +261,8 @@ Error does_not_fit(const PlannerDevice& device, const Fragment* fragment, const 
     const Node& node = fragment->nodes[peak.node];
     error.node = fragment->node_ids[peak.node];
     error.op = node.op;
-    error.message += ", most at node " + std::to_string(error.node) + (node.name.empty() ? "" : " '" + node.name + "'") +
-                     ", " + node.op;
+    error.message += ", most at node " + std::to_string(error.node) +
+                     (node.name.empty() ? "" : " '" + node.name + "'") + ", " + node.op;
   }
   error.message += "), its memory_limit is " + bytes_text(device.memory_limit);
   error.hint = "place less on it, or raise its memory_limit in the cluster file";

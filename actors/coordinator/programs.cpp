@@ -50,7 +50,7 @@ std::vector<std::string> Program::state_names(std::optional<DeviceIndex> device)
   return names;
 }
 
-// -- clients' orders ------------------------------------------------------------------------------------------------------
+// -- clients' orders --------------------------------------------------------------------------------------------------
 
 void Programs::load(const ActorId& client, LoadProgram order, TimePoint now) {
   if (context_.stopping) {
@@ -168,7 +168,7 @@ Program* Programs::find(const ActorId& client, const ContentHash& hash) {
   return found->second.get();
 }
 
-// -- devices --------------------------------------------------------------------------------------------------------------
+// -- devices ----------------------------------------------------------------------------------------------------------
 
 void Programs::send_load(Program& program, std::uint32_t fragment) {
   FragmentRecord& record = program.fragments[fragment];
@@ -295,14 +295,15 @@ void Programs::device_lost(const DeviceLoss& loss) {
   }
 }
 
-// -- states ---------------------------------------------------------------------------------------------------------------
+// -- states -----------------------------------------------------------------------------------------------------------
 
 void Programs::lose_state(Program& program, const DeviceLoss& loss) {
   const std::vector<std::string> there = program.state_names(loss.device);
   const bool others = program.state_names().size() > there.size();
   Error error(ErrorCode::kStateLost,
               "the state of " + quoted(program) + " was lost with " + loss.who.to_string() + ": " + joined(there) +
-                  (others ? ", and with it all other states of the program," : "") + " starts from the initial value again",
+                  (others ? ", and with it all other states of the program," : "") +
+                  " starts from the initial value again",
               "this request did not run; submit again to go on from the initial values");
   error.actor = loss.who.to_string();
   error.causes.push_back(loss.error);
@@ -334,7 +335,7 @@ void Programs::reset_states(Program& program) {
   }
 }
 
-// -- ends -----------------------------------------------------------------------------------------------------------------
+// -- ends -------------------------------------------------------------------------------------------------------------
 
 void Programs::run_ended(Program& program, bool was_sent) {
   --program.runs;
@@ -373,9 +374,9 @@ std::string Programs::missing_answers(const Program& program) const {
   std::string text;
   for (DeviceIndex index : program.devices) {
     const Device& device = members_.device(index);
-    const bool waits = std::any_of(program.fragments.begin(), program.fragments.end(), [&](const FragmentRecord& record) {
-      return record.device == index && record.state != FragmentState::kLoaded;
-    });
+    const bool waits = std::any_of(
+        program.fragments.begin(), program.fragments.end(),
+        [&](const FragmentRecord& record) { return record.device == index && record.state != FragmentState::kLoaded; });
     if (!waits) continue;
     text += (text.empty() ? "'" : ", '") + device.name + "' is " +
             (device.joined ? "still loading" : std::string(device_state_name(device.state)));
@@ -389,9 +390,9 @@ void Programs::erase_if_unused(const ContentHash& hash) {
   if (!program.users.empty() || !program.waiters.empty() || program.runs != 0) return;
   for (DeviceIndex index : program.devices) {
     const Device& device = members_.device(index);
-    const bool there = std::any_of(program.fragments.begin(), program.fragments.end(), [&](const FragmentRecord& record) {
-      return record.device == index && record.state != FragmentState::kAbsent;
-    });
+    const bool there = std::any_of(
+        program.fragments.begin(), program.fragments.end(),
+        [&](const FragmentRecord& record) { return record.device == index && record.state != FragmentState::kAbsent; });
     if (there && device.joined) context_.send(device.id, UnloadFragments{hash});
   }
   context_.log(log::Level::kInfo, "program_unloaded", quoted(program));

@@ -46,7 +46,7 @@ bool may_still_read(const RunSlot& slot) {
 
 }  // namespace
 
-// -- clients' orders ------------------------------------------------------------------------------------------------------
+// -- clients' orders --------------------------------------------------------------------------------------------------
 
 void Runs::submit(const ActorId& client_id, Submit order, TimePoint now) {
   Client* client = members_.find_client(client_id);
@@ -95,8 +95,9 @@ std::optional<Error> Runs::objection(const Client& client, const Program* progra
                  "wait for some of them, or raise limits.requests_per_client in the cluster file");
   }
   if (order.inputs.size() != program->inputs.size()) {
-    return Error(ErrorCode::kBadInput, "program '" + program->name + "' takes " + std::to_string(program->inputs.size()) +
-                                           " inputs, the request brings " + std::to_string(order.inputs.size()));
+    return Error(ErrorCode::kBadInput, "program '" + program->name + "' takes " +
+                                           std::to_string(program->inputs.size()) + " inputs, the request brings " +
+                                           std::to_string(order.inputs.size()));
   }
   if (order.symbols.size() != program->symbols) {
     return Error(ErrorCode::kBadInput, "program '" + program->name + "' has " + std::to_string(program->symbols) +
@@ -117,13 +118,15 @@ std::optional<Error> Runs::objection(const Client& client, const Program* progra
     if (device.last_exit) error.causes.push_back(*device.last_exit);
     return error;
   }
-  if (const Error* why = program->broken()) {
-    Error error(why->code, "program '" + program->name + "' could not be loaded again after a restart", "load it anew");
-    error.actor = why->actor;
-    error.causes.push_back(*why);
-    return error;
-  }
+  if (const Error* why = program->broken()) return broken_error(*program, *why);
   return std::nullopt;
+}
+
+Error Runs::broken_error(const Program& program, const Error& why) {
+  Error error(why.code, "program '" + program.name + "' could not be loaded again after a restart", "load it anew");
+  error.actor = why.actor;
+  error.causes.push_back(why);
+  return error;
 }
 
 void Runs::reject(const ActorId& client, RequestSeq request, Error error) {
@@ -144,7 +147,7 @@ void Runs::cancel(const ActorId& client_id, RequestSeq request) {
       Error(ErrorCode::kCancelled, run_name(runs_.at(found->second)) + " was cancelled"));
 }
 
-// -- starting -------------------------------------------------------------------------------------------------------------
+// -- starting ---------------------------------------------------------------------------------------------------------
 
 void Runs::start_waiting(TimePoint now) {
   bool progress = true;
@@ -217,7 +220,7 @@ void Runs::send(Run& run, TimePoint now) {
   run.inputs.clear();
 }
 
-// -- devices' reports -----------------------------------------------------------------------------------------------------
+// -- devices' reports -------------------------------------------------------------------------------------------------
 
 void Runs::finished(const ActorId& from, FragmentFinished report, TimePoint now) {
   const auto found = runs_.find(report.run);
@@ -267,8 +270,12 @@ void Runs::complete(Run& run) {
   Outcome outcome;
   outcome.request = run.request;
   outcome.state_version = run.state_version;
-  for (const auto& [fragment, number] : run.program->plan.client_outputs) {
-    outcome.outputs.push_back(std::move(run.slots[fragment].outputs[number]));
+  std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t>
+      first;  // an output may be there twice: one handle, one lease
+  for (const auto& source : run.program->plan.client_outputs) {
+    const auto [at, fresh] = first.try_emplace(source, outcome.outputs.size());
+    outcome.outputs.push_back(fresh ? std::move(run.slots[source.first].outputs[source.second])
+                                    : outcome.outputs[at->second]);
   }
   count(OutcomeStatus::kOk);
   context_.send(run.client, std::move(outcome));
@@ -330,7 +337,7 @@ void Runs::outcome_refused(const ActorId& client, const Outcome& outcome, Error 
   context_.send(client, std::move(instead));
 }
 
-// -- ends -----------------------------------------------------------------------------------------------------------------
+// -- ends -------------------------------------------------------------------------------------------------------------
 
 void Runs::end(RunId id, OutcomeStatus status, Error error) {
   Run& run = runs_.at(id);
@@ -395,6 +402,19 @@ void Runs::client_lost(const Client& client) {
   }
 }
 
+void Runs::refuse_broken() {
+  std::vector<std::pair<RunId, Error>> hopeless;
+  for (const auto& [client, queues] : waiting_) {
+    for (const auto& [program, ids] : queues) {
+      const Error* why = program->broken();
+      if (why == nullptr) continue;
+      for (RunId id : ids) hopeless.emplace_back(id, broken_error(*program, *why));
+    }
+  }
+  std::sort(hopeless.begin(), hopeless.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (auto& [id, error] : hopeless) end(id, OutcomeStatus::kFailed, std::move(error));
+}
+
 void Runs::refuse_waiting(const Error& why) {
   std::vector<RunId> ids;
   for (const auto& [id, run] : runs_) {
@@ -430,7 +450,7 @@ void Runs::count(OutcomeStatus status) {
   }
 }
 
-// -- time -----------------------------------------------------------------------------------------------------------------
+// -- time -------------------------------------------------------------------------------------------------------------
 
 void Runs::on_time(TimePoint now) {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
@@ -465,7 +485,8 @@ std::string Runs::running_text(const Run& run) const {
   std::string text;
   for (std::size_t i = 0; i < run.slots.size(); ++i) {
     if (run.slots[i].state == SlotState::kFinished) continue;
-    text += (text.empty() ? "fragment " : ", fragment ") + std::to_string(i) + " on " + run.slots[i].sent_to.to_string();
+    text +=
+        (text.empty() ? "fragment " : ", fragment ") + std::to_string(i) + " on " + run.slots[i].sent_to.to_string();
   }
   return text.empty() ? "its devices had answered" : text + " had not finished";
 }

@@ -65,6 +65,8 @@ class Runs {
   /// CO-2. `loss.ended` also frees what this incarnation was still reading.
   void device_lost(const DeviceLoss& loss);
   void client_lost(const Client& client);
+  /// Ends what waits for programs that could not be loaded again after a restart.
+  void refuse_broken();
   /// Everything that has not been sent ends: the cluster stops.
   void refuse_waiting(const Error& why);
   /// A RunFragment or Outcome that could not be sent.
@@ -80,10 +82,11 @@ class Runs {
   std::size_t waiting() const;
 
  private:
-  /// The waiting requests of one client, by program: requests for one program use the same devices, so only the first of
-  /// each can start.
+  /// The waiting requests of one client, by program: requests for one program use the same devices, so only the first
+  /// of each can start.
   using Queues = std::map<const Program*, std::deque<RunId>>;
 
+  static Error broken_error(const Program& program, const Error& why);
   std::optional<Error> objection(const Client& client, const Program* program, const Submit& order) const;
   void reject(const ActorId& client, RequestSeq request, Error error);
   bool start_one(Queues& queues, TimePoint now);

@@ -159,7 +159,9 @@ std::string status_json(const StatusView& view) {
                     {"states_lost", c.states_lost}}}});
 }
 
-std::string actors_json(const StatusView& view) { return text_of({{"actors", actors(view)}, {"clients", clients(view)}}); }
+std::string actors_json(const StatusView& view) {
+  return text_of({{"actors", actors(view)}, {"clients", clients(view)}});
+}
 
 std::string programs_json(const StatusView& view) {
   json list = json::array();

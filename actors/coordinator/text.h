@@ -10,7 +10,8 @@
 
 namespace callboard::actors {
 
-/// The entry of `names` that a person most likely meant; empty if none is near (more than a third of the letters differ).
+/// The entry of `names` that a person most likely meant; empty if none is near (more than a third of the letters
+/// differ).
 std::string nearest_name(std::string_view word, const std::vector<std::string>& names);
 /// "did you mean 'cpu0'?" or "known: cpu0, cpu1" (at most 8 names), for a hint.
 std::string nearest_hint(std::string_view word, const std::vector<std::string>& names);
@@ -21,7 +22,8 @@ std::string bytes_text(std::uint64_t bytes);
 std::string exit_text(bool signalled, int code);
 
 /// Several findings as one error: the finding itself if there is one, else `message` with the findings (at most
-/// kErrorCausesMax of them) as causes. `findings` is not empty. Code is the first finding's where all agree, else `code`.
+/// kErrorCausesMax of them) as causes. `findings` is not empty. Code is the first finding's where all agree, else
+/// `code`.
 Error one_error(std::vector<Error> findings, ErrorCode code, const std::string& message);
 
 }  // namespace callboard::actors

@@ -18,7 +18,7 @@ using Frame = std::shared_ptr<const std::string>;
 /// A link and what ZeroMQ has not taken yet, in order. `put` gives a frame to the socket and says whether it was taken.
 struct Channel {
   Link link;
-  bool open = false;  ///< after the Welcome
+  bool open = false;            ///< after the Welcome
   std::deque<Frame> waiting{};  ///< numbered frames, so never more than the link's window
   TimePoint retry_at = kNever;
   Duration retry_wait = kRetryMin;

@@ -22,8 +22,11 @@ constexpr std::size_t kDrainMax = 1'024;  // frames taken from one socket before
 class ZmqHub final : public Hub {
  public:
   ZmqHub(Loop& loop, Messenger& messenger, Options options, Events events)
-      : loop_(loop), options_(std::move(options)), events_(std::make_shared<const Events>(std::move(events))),
-        socket_(messenger, options_.send_high_water), alarm_(loop, [this] { on_alarm(); }) {}
+      : loop_(loop),
+        options_(std::move(options)),
+        events_(std::make_shared<const Events>(std::move(events))),
+        socket_(messenger, options_.send_high_water),
+        alarm_(loop, [this] { on_alarm(); }) {}
   ~ZmqHub() override;
 
   Status open();
@@ -79,7 +82,7 @@ class ZmqHub final : public Hub {
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   Socket socket_;
   std::unordered_map<std::string, PeerPtr, TextHash, std::equal_to<>> peers_;  // by routing id
-  std::unordered_map<std::string, Known> known_;                                // by name
+  std::unordered_map<std::string, Known> known_;                               // by name
   std::deque<std::string> known_order_;
   Counters counters_;  // resent and duplicates: of peers that are gone
   Alarm alarm_;
@@ -227,9 +230,10 @@ Status ZmqHub::check_hello(std::string_view routing, const Hello& hello) const {
     return fail(ErrorCode::kMalformed, "the hello of '" + hello.who.to_string() + "' came from another address");
   }
   if (hello.cluster != options_.cluster) {
-    return fail(ErrorCode::kClusterNotFound,
-                hello.who.to_string() + " looks for cluster '" + hello.cluster + "'; this is '" + options_.cluster + "'",
-                "check the cluster's name and its run directory");
+    return fail(
+        ErrorCode::kClusterNotFound,
+        hello.who.to_string() + " looks for cluster '" + hello.cluster + "'; this is '" + options_.cluster + "'",
+        "check the cluster's name and its run directory");
   }
   return check_incarnation(hello.who);
 }
@@ -241,7 +245,8 @@ Status ZmqHub::check_incarnation(const ActorId& who) const {
   if (who.incarnation > newest || (who.incarnation == newest && !ended)) return {};
   const std::string of = who.name + "#" + std::to_string(newest);
   return fail(ErrorCode::kStaleIncarnation,
-              who.to_string() + (who.incarnation == newest ? " was given up" : " is older than " + of + ", which came after it"),
+              who.to_string() +
+                  (who.incarnation == newest ? " was given up" : " is older than " + of + ", which came after it"),
               "this process must end; its place was given away");
 }
 
@@ -258,10 +263,11 @@ void ZmqHub::on_hello(std::string_view routing, const Hello& hello) {
   replace_older(hello.who);
   if (alive.expired()) return;
   if (peers_.size() >= options_.peers_max) {
-    return refuse(key, Error(ErrorCode::kOverloaded,
-                             options_.self.to_string() + " has its " + std::to_string(options_.peers_max) + " peers already"));
+    return refuse(key, Error(ErrorCode::kOverloaded, options_.self.to_string() + " has its " +
+                                                         std::to_string(options_.peers_max) + " peers already"));
   }
-  auto peer = std::make_shared<Peer>(Peer{hello.who, key, hello.pid, Channel{Link(options_.self, hello.who, options_.link)}});
+  auto peer =
+      std::make_shared<Peer>(Peer{hello.who, key, hello.pid, Channel{Link(options_.self, hello.who, options_.link)}});
   peer->channel.link.set_epoch(options_.epoch);
   peers_.emplace(key, peer);
   const Status admitted = events->hello ? events->hello(hello) : Status();
@@ -275,8 +281,8 @@ void ZmqHub::on_hello(std::string_view routing, const Hello& hello) {
 }
 
 void ZmqHub::replace_older(const ActorId& who) {
-  const auto older = std::find_if(peers_.begin(), peers_.end(),
-                                  [&](const auto& entry) { return entry.second->id.name == who.name; });
+  const auto older =
+      std::find_if(peers_.begin(), peers_.end(), [&](const auto& entry) { return entry.second->id.name == who.name; });
   if (older == peers_.end()) return;
   lose(PeerPtr(older->second),
        Error(ErrorCode::kStaleIncarnation, older->second->id.to_string() + " was replaced by " + who.to_string()));

@@ -26,7 +26,8 @@ Status check_directory(const std::string& path) {
     return fail(ErrorCode::kEnvironment, "there is no directory '" + dir + "' for the socket '" + path + "'");
   }
   if (info.st_uid != ::geteuid() || (info.st_mode & 022) != 0) {
-    return fail(ErrorCode::kPermission, "others may write to '" + dir + "', so the socket '" + path + "' would not be safe",
+    return fail(ErrorCode::kPermission,
+                "others may write to '" + dir + "', so the socket '" + path + "' would not be safe",
                 "use a directory of your own with mode 0700");
   }
   return {};

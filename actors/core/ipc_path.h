@@ -11,8 +11,8 @@ namespace callboard::actors {
 std::string ipc_path_of(const std::string& endpoint);
 
 /// To be called right before a bind. Checks the path's length and its directory (ours, closed to others: kPermission),
-/// removes a socket that nobody serves any more, refuses one that somebody does (kAddressInUse). Between this and the bind
-/// the lock of the run directory keeps others away.
+/// removes a socket that nobody serves any more, refuses one that somebody does (kAddressInUse). Between this and the
+/// bind the lock of the run directory keeps others away.
 Status prepare_ipc_path(const std::string& path);
 /// To be called right after it: only our user may connect (the directory says so already).
 Status protect_ipc_path(const std::string& path);

@@ -15,14 +15,16 @@ namespace {
 
 constexpr std::size_t kDrainMax = 1'024;  // frames taken from one socket before the others have their turn
 constexpr Duration kHelloAgain = std::chrono::seconds(1);
-constexpr Duration kHelloRetry = std::chrono::milliseconds(100);  // while there is no connection
 
 class ZmqLine final : public Line {
  public:
   ZmqLine(Loop& loop, Messenger& messenger, Options options, Events events)
-      : loop_(loop), options_(std::move(options)), events_(std::make_shared<const Events>(std::move(events))),
+      : loop_(loop),
+        options_(std::move(options)),
+        events_(std::make_shared<const Events>(std::move(events))),
         channel_{Link(options_.hello.who, ActorId{options_.endpoint, 0}, options_.link)},
-        socket_(messenger, options_.send_high_water), alarm_(loop, [this] { on_alarm(); }) {}
+        socket_(messenger, options_.send_high_water),
+        alarm_(loop, [this] { on_alarm(); }) {}
   ~ZmqLine() override;
 
   Status open();
@@ -50,7 +52,6 @@ class ZmqLine final : public Line {
   Socket socket_;
   Frame hello_;
   TimePoint hello_at_ = kNever;
-  bool hello_sent_ = false;
   TimePoint deadline_ = kNever;  // of the Welcome
   Epoch epoch_ = 0;
   std::optional<Error> lost_;
@@ -80,8 +81,8 @@ Status ZmqLine::open() {
 }
 
 void ZmqLine::say_hello(TimePoint now) {
-  hello_sent_ = putter()(hello_);
-  hello_at_ = after(now, hello_sent_ ? kHelloAgain : kHelloRetry);
+  putter()(hello_);
+  hello_at_ = after(now, kHelloAgain);
 }
 
 Status ZmqLine::send(const Message& message) {
@@ -109,7 +110,6 @@ void ZmqLine::on_ready() {
     if (alive.expired() || lost_) return;
   }
   const TimePoint now = Clock::now();
-  if (!channel_.open && !hello_sent_) say_hello(now);
   if (channel_.retry_at != kNever) channel_.flush(now, putter());
   set_alarm();
 }
@@ -158,8 +158,8 @@ void ZmqLine::on_alarm() {
     }
     if (hello_at_ <= now) say_hello(now);
   } else if (!channel_.on_time(now, putter())) {
-    return lose(Error(ErrorCode::kPeerLost,
-                      channel_.link.peer().to_string() + " has not acknowledged a message for too long"));
+    return lose(
+        Error(ErrorCode::kPeerLost, channel_.link.peer().to_string() + " has not acknowledged a message for too long"));
   }
   set_alarm();
 }

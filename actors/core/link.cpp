@@ -21,8 +21,8 @@ Result<std::shared_ptr<const std::string>> Link::send(const Message& message, Ti
   if (!pending_.empty() && pending_bytes_ + bytes.size() > options_.window_bytes) {
     return fail(ErrorCode::kOverloaded,
                 "a message of " + std::to_string(bytes.size()) + " bytes to " + peer_.to_string() +
-                    " would exceed the limit of " + std::to_string(options_.window_bytes) +
-                    " unacknowledged bytes; " + std::to_string(pending_bytes_) + " wait already",
+                    " would exceed the limit of " + std::to_string(options_.window_bytes) + " unacknowledged bytes; " +
+                    std::to_string(pending_bytes_) + " wait already",
                 "wait for results before sending more");
   }
   if (pending_.empty()) {

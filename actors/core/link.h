@@ -1,8 +1,8 @@
-// A reliable, ordered stream of messages to one peer over a transport that may lose, double, delay and reorder. Pure: no
-// clock, no I/O; the simulator runs this very code.
+// A reliable, ordered stream of messages to one peer over a transport that may lose, double, delay and reorder. Pure:
+// no clock, no I/O; the simulator runs this very code.
 //
 //   LK-1  The receiver sees each numbered message once, in order, whatever the transport does.
-//   LK-2  At most `window` messages and `window_bytes` bytes wait for an acknowledgement; then send() answers kOverloaded.
+//   LK-2  At most `window` messages and `window_bytes` bytes wait for an acknowledgement; more is kOverloaded.
 //   LK-3  A message that `resends_max` resends did not bring through makes the link lost, once. The wait doubles after
 //         each resend, and starts anew when an acknowledgement makes progress: a slow peer is not a lost one.
 //   LK-4  An idle link sends nothing.
@@ -39,8 +39,8 @@ class Link {
   void set_peer(ActorId peer) { peer_ = std::move(peer); }
   void set_epoch(Epoch epoch) { epoch_ = epoch; }
 
-  /// Numbers, encodes and remembers a message; the frame to put on the transport is returned. The remembered copy shares
-  /// the bytes. kOverloaded, kTooLarge, kPeerLost (after LK-3).
+  /// Numbers, encodes and remembers a message; the frame to put on the transport is returned. The remembered copy
+  /// shares the bytes. kOverloaded, kTooLarge, kPeerLost (after LK-3).
   Result<std::shared_ptr<const std::string>> send(const Message& message, TimePoint now);
   /// Not numbered, not remembered (beats, handshake).
   Result<std::shared_ptr<const std::string>> send_once(const Message& message);

@@ -43,8 +43,8 @@ struct Watch {
   int fd = -1;
   void* socket = nullptr;  // of ZeroMQ, or null for a plain descriptor
   Task ready;
-  bool active = true;      // false once unwatched: the callback may do that to itself or to another
-  bool has_events = false; // of a socket: asked before the wait
+  bool active = true;       // false once unwatched: the callback may do that to itself or to another
+  bool has_events = false;  // of a socket: asked before the wait
 };
 
 // zmq_poll() would do, but it polls twice for each wait and counts in milliseconds. A ZeroMQ socket's descriptor says
@@ -87,9 +87,9 @@ class PollLoop final : public Loop {
   std::atomic<std::thread::id> thread_{};
 
   std::mutex mutex_;
-  std::vector<Task> mailbox_;   // guarded by mutex_
-  bool closed_ = false;         // guarded by mutex_
-  std::vector<Task> running_;   // swapped with mailbox_, so that both keep their capacity
+  std::vector<Task> mailbox_;  // guarded by mutex_
+  bool closed_ = false;        // guarded by mutex_
+  std::vector<Task> running_;  // swapped with mailbox_, so that both keep their capacity
 
   TimerId next_timer_ = 1;
   std::map<std::pair<TimePoint, TimerId>, Task> timers_;

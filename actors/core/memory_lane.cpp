@@ -58,7 +58,10 @@ Error lost_descriptor(const std::string& what) {
 class LaneImpl final : public MemoryLane {
  public:
   LaneImpl(UniqueFd socket, UniqueFd wake, std::string path, ActorId who, Events events)
-      : socket_(std::move(socket)), wake_(std::move(wake)), path_(std::move(path)), who_(std::move(who)),
+      : socket_(std::move(socket)),
+        wake_(std::move(wake)),
+        path_(std::move(path)),
+        who_(std::move(who)),
         events_(std::move(events)) {}
   ~LaneImpl() override;
 
@@ -120,7 +123,8 @@ class LaneImpl final : public MemoryLane {
   bool stopping_ = false;
 };
 
-// -- start and end -----------------------------------------------------------------------------------------------------
+// -- start and end
+// -----------------------------------------------------------------------------------------------------
 
 Status LaneImpl::start(Role role) {
   CALLBOARD_TRY(post(MemoryHello{role, who_, ::getpid()}));
@@ -142,8 +146,8 @@ Status LaneImpl::start(Role role) {
   }
   CALLBOARD_ASSIGN(const Packet packet, decode_packet(received.bytes));
   if (!std::holds_alternative<MemoryWelcome>(packet.message)) {
-    return fail(ErrorCode::kUnexpectedMessage, "memory lane " + path_ + ": " +
-                                                   std::string(message_name(packet.message)) + " in place of a welcome");
+    return fail(ErrorCode::kUnexpectedMessage,
+                "memory lane " + path_ + ": " + std::string(message_name(packet.message)) + " in place of a welcome");
   }
   thread_ = std::thread([this] { run_on_lane(); });
   return {};
@@ -166,21 +170,27 @@ void LaneImpl::wake() noexcept {
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
 }
 
-// -- sending -----------------------------------------------------------------------------------------------------------
+// -- sending
+// -----------------------------------------------------------------------------------------------------------
 
 Status LaneImpl::send_locked(std::string frame, UniqueFd fd) {
   if (broken_ || stopping_) return fail(lost());
   if (outbox_.empty()) {
     switch (send_packet(socket_.get(), frame, fd.get())) {
-      case SocketOutcome::kDone: return {};
-      case SocketOutcome::kWouldBlock: break;
+      case SocketOutcome::kDone:
+        return {};
+      case SocketOutcome::kWouldBlock:
+        break;
       case SocketOutcome::kTooLong:
-        return fail(ErrorCode::kTooLarge, "memory lane " + path_ + ": a packet of " + std::to_string(frame.size()) +
-                                              " bytes does not fit");
+        return fail(ErrorCode::kTooLarge,
+                    "memory lane " + path_ + ": a packet of " + std::to_string(frame.size()) + " bytes does not fit");
       case SocketOutcome::kNoDescriptors:
-        return fail(ErrorCode::kResourceExhausted, "memory lane " + path_ + ": too many passed descriptors on their way",
+        return fail(ErrorCode::kResourceExhausted,
+                    "memory lane " + path_ + ": too many passed descriptors on their way",
                     "raise RLIMIT_NOFILE (ulimit -n)");
-      case SocketOutcome::kClosed: wake(); return fail(lost());  // the thread finds the end and tells it
+      case SocketOutcome::kClosed:
+        wake();
+        return fail(lost());  // the thread finds the end and tells it
     }
   }
   outbox_bytes_ += frame.size();
@@ -236,7 +246,8 @@ void LaneImpl::break_locked() {
   changed_.notify_all();
 }
 
-// -- the lane's thread -------------------------------------------------------------------------------------------------
+// -- the lane's thread
+// -------------------------------------------------------------------------------------------------
 
 void LaneImpl::run_on_lane() {
   lane_thread_ = std::this_thread::get_id();
@@ -343,7 +354,8 @@ void LaneImpl::complete_on_lane(std::uint64_t query, Message message, ReceivedPa
   changed_.notify_all();
 }
 
-// -- owner and reader --------------------------------------------------------------------------------------------------
+// -- owner and reader
+// --------------------------------------------------------------------------------------------------
 
 Status LaneImpl::add_segment(SegmentId segment, UniqueFd read_only, std::uint64_t bytes) {
   CALLBOARD_ASSIGN(std::string frame, encode(SegmentAdded{segment, bytes}));
@@ -382,13 +394,15 @@ void LaneImpl::release(const ActorId& owner, LeaseId lease) {
 void LaneImpl::report_held(const ActorId& owner, std::vector<SegmentId> segments) {
   for (std::size_t first = 0; first < segments.size(); first += kLaneListMax) {
     const std::size_t end = std::min(segments.size(), first + kLaneListMax);
-    SegmentsHeld held{owner, {segments.begin() + static_cast<std::ptrdiff_t>(first),
-                              segments.begin() + static_cast<std::ptrdiff_t>(end)}};
+    SegmentsHeld held{
+        owner,
+        {segments.begin() + static_cast<std::ptrdiff_t>(first), segments.begin() + static_cast<std::ptrdiff_t>(end)}};
     post(held);
   }
 }
 
-// -- constants ---------------------------------------------------------------------------------------------------------
+// -- constants
+// ---------------------------------------------------------------------------------------------------------
 
 Result<std::vector<ContentHash>> LaneImpl::find_constants(std::span<const ContentHash> hashes) {
   std::vector<ContentHash> missing;
@@ -399,7 +413,8 @@ Result<std::vector<ContentHash>> LaneImpl::find_constants(std::span<const Conten
                        return FindConstants{query, {part.begin(), part.end()}};
                      }));
     auto* found = std::get_if<ConstantsFound>(&answer.message);
-    if (!found) return fail(ErrorCode::kUnexpectedMessage, "memory lane " + path_ + ": a wrong answer to find_constants");
+    if (!found)
+      return fail(ErrorCode::kUnexpectedMessage, "memory lane " + path_ + ": a wrong answer to find_constants");
     if (found->error) return fail(std::move(*found->error));
     std::move(found->missing.begin(), found->missing.end(), std::back_inserter(missing));
   }
@@ -413,14 +428,18 @@ Status LaneImpl::add_constants(kernels::ConstantPack pack) {
     spans = spans.subspan(part.size());
     UniqueFd fd(::fcntl(pack.fd.get(), F_DUPFD_CLOEXEC, 0));
     if (!fd) {
-      return fail(ErrorCode::kResourceExhausted, std::string("cannot duplicate the descriptor of a segment of constants: ") +
-                                                     std::strerror(errno), "raise RLIMIT_NOFILE (ulimit -n)");
+      return fail(ErrorCode::kResourceExhausted,
+                  std::string("cannot duplicate the descriptor of a segment of constants: ") + std::strerror(errno),
+                  "raise RLIMIT_NOFILE (ulimit -n)");
     }
-    CALLBOARD_ASSIGN(Answer answer, ask([&](std::uint64_t query) {
-                       return AddConstants{query, pack.bytes, {part.begin(), part.end()}};
-                     }, std::move(fd)));
+    CALLBOARD_ASSIGN(Answer answer, ask(
+                                        [&](std::uint64_t query) {
+                                          return AddConstants{query, pack.bytes, {part.begin(), part.end()}};
+                                        },
+                                        std::move(fd)));
     auto* added = std::get_if<ConstantsAdded>(&answer.message);
-    if (!added) return fail(ErrorCode::kUnexpectedMessage, "memory lane " + path_ + ": a wrong answer to add_constants");
+    if (!added)
+      return fail(ErrorCode::kUnexpectedMessage, "memory lane " + path_ + ": a wrong answer to add_constants");
     if (added->error) return fail(std::move(*added->error));
   }
   return {};
@@ -451,8 +470,9 @@ Result<std::unique_ptr<MemoryLane>> MemoryLane::connect(const std::string& socke
   CALLBOARD_ASSIGN(UniqueFd socket, connect_seqpacket(socket_path));
   CALLBOARD_ASSIGN(const uid_t uid, peer_uid(socket.get()));
   if (uid != ::geteuid()) {
-    return fail(ErrorCode::kPermission, "memory lane " + socket_path + ": user " + std::to_string(uid) +
-                                            " listens there, not ours", "is the run directory another user's?");
+    return fail(ErrorCode::kPermission,
+                "memory lane " + socket_path + ": user " + std::to_string(uid) + " listens there, not ours",
+                "is the run directory another user's?");
   }
   enlarge_buffers(socket.get());
   UniqueFd wake(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));

@@ -24,9 +24,11 @@ class MemoryLane {
     std::function<void()> node_gone;  ///< the node actor ended: the cluster is going down
   };
 
-  virtual ~MemoryLane() = default;  ///< closes the socket (the node actor ends all leases of this holder) and joins the thread
+  /// Closes the socket (the node actor ends all leases of this holder) and joins the thread. Not from an event.
+  virtual ~MemoryLane() = default;
   /// Connects, checks that the peer has our uid (kPermission), says hello.
-  static Result<std::unique_ptr<MemoryLane>> connect(const std::string& socket_path, Role role, const ActorId& who, Events events);
+  static Result<std::unique_ptr<MemoryLane>> connect(const std::string& socket_path, Role role, const ActorId& who,
+                                                     Events events);
 
   // owner
   virtual Status add_segment(SegmentId segment, UniqueFd read_only, std::uint64_t bytes) = 0;
@@ -36,7 +38,8 @@ class MemoryLane {
   virtual void release(const ActorId& owner, LeaseId lease) = 0;  ///< batched: flushed after 32 leases or 5 ms
   virtual void report_held(const ActorId& owner, std::vector<SegmentId> segments) = 0;
   // constants
-  virtual Result<std::vector<ContentHash>> find_constants(std::span<const ContentHash> hashes) = 0;  ///< the missing ones
+  /// The missing ones; the others are used by this process from now on.
+  virtual Result<std::vector<ContentHash>> find_constants(std::span<const ContentHash> hashes) = 0;
   virtual Status add_constants(kernels::ConstantPack pack) = 0;
   struct OpenedConstant {
     UniqueFd fd;

@@ -34,7 +34,9 @@ int pidfd_send_signal(int fd, int number) {
   return static_cast<int>(::syscall(SYS_pidfd_send_signal, fd, number, nullptr, 0u));
 }
 
-std::string errno_text(int number) { return std::string(::strerror(number)) + " (errno " + std::to_string(number) + ")"; }
+std::string errno_text(int number) {
+  return std::string(::strerror(number)) + " (errno " + std::to_string(number) + ")";
+}
 
 Error spawn_error(const std::string& program, const std::string& step, int number) {
   const bool exhausted = number == EAGAIN || number == ENOMEM || number == EMFILE || number == ENFILE;
@@ -181,7 +183,10 @@ std::string printable(std::string_view text) {
   std::size_t i = 0;
   while (i < text.size()) {
     const auto byte = static_cast<unsigned char>(text[i]);
-    const std::size_t length = byte < 0x80 ? 1 : (byte >= 0xC2 && byte < 0xE0) ? 2 : (byte >= 0xE1 && byte < 0xED) ? 3 : 0;
+    const std::size_t length = byte < 0x80                     ? 1
+                               : (byte >= 0xC2 && byte < 0xE0) ? 2
+                               : (byte >= 0xE1 && byte < 0xED) ? 3
+                                                               : 0;
     bool good = length != 0 && i + length <= text.size();
     if (length == 1) good = byte >= 0x20 || byte == '\n' || byte == '\t';
     for (std::size_t k = 1; good && k < length; ++k) good = (static_cast<unsigned char>(text[i + k]) & 0xC0) == 0x80;
@@ -202,7 +207,8 @@ std::string ProcessExit::to_string() const {
 
 Result<Process> Process::spawn(const SpawnOptions& options) {
   if (::syscall(SYS_gettid) != ::getpid()) {
-    return fail(ErrorCode::kInternal, "'" + options.program + "' was to be started from a thread that is not the main one",
+    return fail(ErrorCode::kInternal,
+                "'" + options.program + "' was to be started from a thread that is not the main one",
                 "its parent-death signal would come when that thread ends");
   }
   Process process;
@@ -261,8 +267,11 @@ Result<Process> Process::spawn(const SpawnOptions& options) {
 Process::~Process() { end(); }
 
 Process::Process(Process&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)), pidfd_(std::move(other.pidfd_)), exit_(other.exit_),
-      log_file_(std::move(other.log_file_)), log_start_(other.log_start_) {}
+    : pid_(std::exchange(other.pid_, -1)),
+      pidfd_(std::move(other.pidfd_)),
+      exit_(other.exit_),
+      log_file_(std::move(other.log_file_)),
+      log_start_(other.log_start_) {}
 
 Process& Process::operator=(Process&& other) noexcept {
   if (this != &other) {

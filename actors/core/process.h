@@ -31,8 +31,8 @@ struct SpawnOptions {
   std::vector<std::pair<int, int>> fds;
   /// stdout and stderr are appended to it (0600). Empty: the child shares ours.
   std::string log_file;
-  std::optional<int> oom_score_adj;    ///< -1000…1000; lowering it below ours may be refused, which is ignored
-  bool new_session = false;            ///< else only a process group of its own
+  std::optional<int> oom_score_adj;  ///< -1000…1000; lowering it below ours may be refused, which is ignored
+  bool new_session = false;          ///< else only a process group of its own
   /// SIGKILL when we end, whatever ends us. The kernel ties this to the *thread* that spawns, see spawn().
   bool die_with_parent = true;
 };
@@ -42,10 +42,9 @@ struct SpawnOptions {
 class Process {
  public:
   /// Starts by fork and exec; what fails in the child up to and including exec is an error here (kStartFailed, or
-  /// kResourceExhausted where the machine has no process, memory or descriptor left). stdin is /dev/null; signal mask and
-  /// handlers are the defaults.
-  /// Main thread only (kInternal): a parent-death signal comes when the thread that spawned ends, even if the process
-  /// lives on. The main thread lives as long as the process.
+  /// kResourceExhausted where the machine has no process, memory or descriptor left). stdin is /dev/null; signal mask
+  /// and handlers are the defaults. Main thread only (kInternal): a parent-death signal comes when the thread that
+  /// spawned ends, even if the process lives on. The main thread lives as long as the process.
   static Result<Process> spawn(const SpawnOptions& options);
 
   /// Kills and reaps what is still running, with its process group.

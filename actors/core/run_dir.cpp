@@ -32,7 +32,8 @@ std::string errno_text(int number) { return std::string(::strerror(number)); }
 
 Status check_name(const std::string& name) {
   const auto allowed = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; };
-  if (!name.empty() && name.size() <= kNameMax && name.front() != '-' && std::all_of(name.begin(), name.end(), allowed)) {
+  if (!name.empty() && name.size() <= kNameMax && name.front() != '-' &&
+      std::all_of(name.begin(), name.end(), allowed)) {
     return {};
   }
   return fail(ErrorCode::kConfigOutOfRange, "'" + name + "' is no name of a cluster",
@@ -61,8 +62,9 @@ Status check_private(const std::string& path) {
 Status make_private(const std::string& path) {
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     const int number = errno;
-    return fail(number == EACCES || number == EPERM || number == EROFS ? ErrorCode::kPermission : ErrorCode::kEnvironment,
-                "'" + path + "' cannot be made: " + errno_text(number), "set CALLBOARD_RUN_DIR to a directory of your own");
+    return fail(
+        number == EACCES || number == EPERM || number == EROFS ? ErrorCode::kPermission : ErrorCode::kEnvironment,
+        "'" + path + "' cannot be made: " + errno_text(number), "set CALLBOARD_RUN_DIR to a directory of your own");
   }
   return check_private(path);
 }
@@ -89,8 +91,8 @@ std::string root_path() {
   return "/tmp/callboard-" + std::to_string(::geteuid());
 }
 
-// Open-file-description locks: they end with the last descriptor, are not lost when some other descriptor of the file is
-// closed, and can be asked about without being taken (flock cannot: asking would get in the way of who claims).
+// Open-file-description locks: they end with the last descriptor, are not lost when some other descriptor of the file
+// is closed, and can be asked about without being taken (flock cannot: asking would get in the way of who claims).
 bool take_lock(int fd) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;
@@ -153,7 +155,8 @@ Result<UniqueFd> lock_directory(const std::string& dir, const std::string& name)
     if (!fd && errno == ENOENT) continue;  // the owner before us has just removed the directory
     if (!fd) return fail(ErrorCode::kPermission, "'" + path + "' cannot be opened: " + errno_text(errno));
     if (!take_lock(fd.get())) {
-      return fail(ErrorCode::kAddressInUse, "a cluster '" + name + "' is running (pid " + lock_owner(fd.get()) + ", " + dir + ")",
+      return fail(ErrorCode::kAddressInUse,
+                  "a cluster '" + name + "' is running (pid " + lock_owner(fd.get()) + ", " + dir + ")",
                   "end it with 'callboard down " + name + "', or give this one another name");
     }
     if (!same_file(fd.get(), path)) continue;
@@ -225,8 +228,9 @@ Result<RunDir> claim_run_dir(const std::string& cluster_name) {
   const std::string longest = path + "/" + std::string(kSocketNameMax, 'x');
   if (!ipc_endpoint(longest)) {
     return fail(ErrorCode::kConfigOutOfRange,
-                "the run directory '" + path + "' is too long (" + std::to_string(path.size()) + " bytes): " +
-                    "paths of sockets end at 107 bytes, and " + std::to_string(kSocketNameMax + 1) + " are for their names",
+                "the run directory '" + path + "' is too long (" + std::to_string(path.size()) +
+                    " bytes): " + "paths of sockets end at 107 bytes, and " + std::to_string(kSocketNameMax + 1) +
+                    " are for their names",
                 "set CALLBOARD_RUN_DIR to a shorter directory, or give the cluster a shorter name");
   }
   CALLBOARD_TRY(run_root());

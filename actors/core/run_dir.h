@@ -11,7 +11,8 @@
 
 namespace callboard::actors {
 
-/// Contents of <run dir>/cluster.json, written atomically by the node actor when it starts and when the coordinator does.
+/// Contents of <run dir>/cluster.json, written atomically by the node actor when it starts and when the coordinator
+/// does.
 struct ClusterRecord {
   std::string name;
   std::string run_dir;
@@ -27,8 +28,8 @@ struct ClusterRecord {
 /// (kPermission).
 Result<std::string> run_root();
 
-/// Takes the cluster's name ([a-z0-9][a-z0-9-]{0,39}): creates <root>/<name>, locks it. Refuses a path that leaves no room
-/// for the names of sockets (kConfigOutOfRange). kAddressInUse names the pid of the live owner; what a dead
+/// Takes the cluster's name ([a-z0-9][a-z0-9-]{0,39}): creates <root>/<name>, locks it. Refuses a path that leaves no
+/// room for the names of sockets (kConfigOutOfRange). kAddressInUse names the pid of the live owner; what a dead
 /// owner left is swept away. The lock is held as long as the descriptor lives.
 struct RunDir {
   std::string path;

@@ -32,7 +32,7 @@ class Socket {
   std::string_view routing() const;  ///< who sent it; only on a bound socket
   std::string_view frame() const;
 
-  /// On a connected socket. False: full, or there is no connection.
+  /// On a connected socket. False: full. Taken frames wait for a connection where there is none.
   bool put(const Frame& frame);
   /// On a bound socket. False: full, or nobody has that routing id.
   bool put_to(std::string_view routing, const Frame& frame);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t kCopyMax = 4u << 10;  // below it a copy is cheaper than the bookkeeping for none
 constexpr int kLingerMs = 100;
-constexpr int kHandshakeMs = 5'000;         // a connection that says nothing is closed
+constexpr int kHandshakeMs = 5'000;  // a connection that says nothing is closed
 constexpr int kReconnectMs = 20;
 constexpr int kReconnectMaxMs = 500;
 
@@ -147,8 +147,8 @@ Status Socket::connect(const std::string& endpoint, const std::string& routing_i
   if (const std::string path = ipc_path_of(endpoint); !path.empty()) CALLBOARD_TRY(ipc_endpoint(path));
   CALLBOARD_TRY(impl_->open(ZMQ_DEALER, endpoint));
   zmq_setsockopt(impl_->socket, ZMQ_ROUTING_ID, routing_id.data(), routing_id.size());
-  // Nothing is queued for a connection that is not there: the link keeps it, and order, until it is.
-  impl_->set(ZMQ_IMMEDIATE, 1);
+  // Not ZMQ_IMMEDIATE: with it a connection that ends takes along what it had brought and nobody had read yet, a
+  // refusal or a goodbye above all.
   impl_->set(ZMQ_RECONNECT_IVL, kReconnectMs);
   impl_->set(ZMQ_RECONNECT_IVL_MAX, kReconnectMaxMs);
   if (zmq_connect(impl_->socket, endpoint.c_str()) == 0) return {};

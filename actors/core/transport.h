@@ -1,5 +1,5 @@
-// Messages between actors: the only code that knows ZeroMQ. A Hub is where peers come to (ROUTER), a Line goes to one Hub
-// (DEALER). Both number, acknowledge and resend through Link, and refuse what does not fit before anyone sees it.
+// Messages between actors: the only code that knows ZeroMQ. A Hub is where peers come to (ROUTER), a Line goes to one
+// Hub (DEALER). Both number, acknowledge and resend through Link, and refuse what does not fit before anyone sees it.
 #pragma once
 
 #include <functional>
@@ -38,7 +38,7 @@ class Hub {
     std::string cluster;    ///< a Hello for another cluster is refused
     std::size_t peers_max = 512;
     Link::Options link;
-    int send_high_water = limits::kSocketQueueMax;  ///< frames that ZeroMQ may hold for one peer; the rest wait in the link
+    int send_high_water = limits::kSocketQueueMax;  ///< frames that ZeroMQ may hold for a peer; the rest wait in the link
   };
   virtual ~Hub() = default;  ///< says Bye to all; ZeroMQ goes on sending what is queued for at most 100 ms
   static Result<std::unique_ptr<Hub>> bind(Loop& loop, Messenger& messenger, Options options, Events events);
@@ -61,8 +61,8 @@ class Line {
   struct Events {
     std::function<void(const Welcome& welcome)> welcome;
     std::function<void(Message message)> message;
-    /// Refused, or no Welcome in time, or the link gave up, or the Hub said Bye. Called at most once, never from within a
-    /// call of ours.
+    /// Refused, or no Welcome in time, or the link gave up, or the Hub said Bye. Called at most once, never from within
+    /// a call of ours.
     std::function<void(const Error& why)> lost;
   };
   struct Options {
@@ -75,12 +75,12 @@ class Line {
   virtual ~Line() = default;  ///< says Bye
   static Result<std::unique_ptr<Line>> connect(Loop& loop, Messenger& messenger, Options options, Events events);
 
-  virtual Status send(const Message& message) = 0;      ///< may be called before the Welcome: it waits for it in the link
+  virtual Status send(const Message& message) = 0;  ///< may be called before the Welcome: the link keeps it until then
   virtual Status send_once(const Message& message) = 0;
   virtual bool connected() const = 0;
 };
 
-/// "ipc://" + path; kAddressInUse/kEnvironment-free check of the path's length (107 bytes) naming path, length and limit.
+/// "ipc://" + path. Too long a path (above 107 bytes) is refused with path, length and limit (kConfigOutOfRange).
 Result<std::string> ipc_endpoint(const std::string& path);
 
 }  // namespace callboard::actors

@@ -53,8 +53,11 @@ Status check_folder(const std::string& path) {
     return fail(socket_error(ErrorCode::kEnvironment, "its folder cannot be read", path, errno));
   }
   if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-    return fail(ErrorCode::kPermission, "memory lane " + path + ": its folder must belong to this user and be writable by "
-                                            "nobody else", "chmod 0700 " + folder);
+    return fail(ErrorCode::kPermission,
+                "memory lane " + path +
+                    ": its folder must belong to this user and be writable by "
+                    "nobody else",
+                "chmod 0700 " + folder);
   }
   return {};
 }
@@ -85,7 +88,7 @@ Result<UniqueFd> listen_seqpacket(const std::string& path, int backlog) {
   // On Linux the file gets the socket's mode, so that there is no moment at which others could connect.
   if (::fchmod(socket.get(), 0600) != 0) return fail(socket_error(ErrorCode::kEnvironment, "chmod", path, errno));
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    const ErrorCode code = errno == EADDRINUSE               ? ErrorCode::kAddressInUse
+    const ErrorCode code = errno == EADDRINUSE                 ? ErrorCode::kAddressInUse
                            : errno == EACCES || errno == EPERM ? ErrorCode::kPermission
                                                                : ErrorCode::kEnvironment;
     return fail(socket_error(code, "bind", path, errno));
@@ -118,7 +121,8 @@ Result<uid_t> peer_uid(int socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
-    return fail(ErrorCode::kPermission, std::string("memory lane: the peer's user is not known: ") + std::strerror(errno));
+    return fail(ErrorCode::kPermission,
+                std::string("memory lane: the peer's user is not known: ") + std::strerror(errno));
   }
   return credentials.uid;
 }

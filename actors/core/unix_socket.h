@@ -33,8 +33,8 @@ enum class SocketOutcome {
   kNoDescriptors,  ///< too many passed descriptors are on their way (ETOOMANYREFS)
 };
 
-/// Non-blocking, closed on exec; a dead owner's socket file is replaced. The socket file has mode 0600, and its folder must
-/// be ours and writable by nobody else (kPermission). kAddressInUse if somebody listens there.
+/// Non-blocking, closed on exec; a dead owner's socket file is replaced. The socket file has mode 0600, and its folder
+/// must be ours and writable by nobody else (kPermission). kAddressInUse if somebody listens there.
 Result<UniqueFd> listen_seqpacket(const std::string& path, int backlog);
 /// Non-blocking afterwards; connecting itself waits up to two seconds. kPeerLost if nobody listens, kPermission.
 Result<UniqueFd> connect_seqpacket(const std::string& path);

@@ -1,3 +1,3 @@
 callboard_component(memory_broker
-  SOURCES constant_store.cpp memory_broker.cpp
+  SOURCES memory_broker.cpp shared_constants.cpp
   PUBLIC callboard::messages callboard::memory_lane)

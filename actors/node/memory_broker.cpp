@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "actors/core/unix_socket.h"
-#include "actors/node/constant_store.h"
+#include "actors/node/shared_constants.h"
 #include "messages/base/log.h"
 #include "messages/codec.h"
 
@@ -81,7 +81,10 @@ struct ParkedOpen {
 class BrokerImpl final : public MemoryBroker {
  public:
   BrokerImpl(std::string path, UniqueFd listener, UniqueFd epoll, UniqueFd reserve)
-      : path_(std::move(path)), listener_(std::move(listener)), epoll_(std::move(epoll)), reserve_(std::move(reserve)) {}
+      : path_(std::move(path)),
+        listener_(std::move(listener)),
+        epoll_(std::move(epoll)),
+        reserve_(std::move(reserve)) {}
   ~BrokerImpl() override { ::unlink(path_.c_str()); }
   Status start();
 
@@ -123,7 +126,7 @@ class BrokerImpl final : public MemoryBroker {
   std::map<ActorId, Owner> owners_;
   std::vector<ParkedOpen> parked_;
   std::vector<ConnectionId> doomed_;
-  ConstantStore constants_;
+  SharedConstants constants_;
   ConnectionId last_connection_ = kListener;
 };
 
@@ -133,7 +136,8 @@ Error tensor_lost(const ActorId& owner, SegmentId segment, const std::string& wh
                "compute the result again");
 }
 
-// -- connections -------------------------------------------------------------------------------------------------------
+// -- connections
+// -------------------------------------------------------------------------------------------------------
 
 Status BrokerImpl::start() {
   epoll_event event{};
@@ -262,7 +266,8 @@ void BrokerImpl::tell_others(ConnectionId except, const Message& message, bool o
   }
 }
 
-// -- sending -----------------------------------------------------------------------------------------------------------
+// -- sending
+// -----------------------------------------------------------------------------------------------------------
 
 /// False if the descriptor could not be passed; everything else that fails ends the connection.
 bool BrokerImpl::send(ConnectionId id, const Message& message, SharedFd fd) {
@@ -276,11 +281,16 @@ bool BrokerImpl::send(ConnectionId id, const Message& message, SharedFd fd) {
   }
   if (connection.backlog.empty()) {
     switch (send_packet(connection.socket.get(), *frame, fd ? fd->get() : -1)) {
-      case SocketOutcome::kDone: return true;
-      case SocketOutcome::kNoDescriptors: return false;
-      case SocketOutcome::kWouldBlock: break;
+      case SocketOutcome::kDone:
+        return true;
+      case SocketOutcome::kNoDescriptors:
+        return false;
+      case SocketOutcome::kWouldBlock:
+        break;
       case SocketOutcome::kTooLong:
-      case SocketOutcome::kClosed: doom(id, "memory_lane_closed", "it cannot be written"); return true;
+      case SocketOutcome::kClosed:
+        doom(id, "memory_lane_closed", "it cannot be written");
+        return true;
     }
     watch(id, connection.socket.get(), true, EPOLL_CTL_MOD);
   }
@@ -307,7 +317,8 @@ void BrokerImpl::flush(ConnectionId id) {
   watch(id, connection.socket.get(), false, EPOLL_CTL_MOD);
 }
 
-// -- messages ----------------------------------------------------------------------------------------------------------
+// -- messages
+// ----------------------------------------------------------------------------------------------------------
 
 Status BrokerImpl::handle(ConnectionId id, ReceivedPacket& received, TimePoint now) {
   CALLBOARD_ASSIGN(Packet packet, decode_packet(received.bytes));
@@ -339,7 +350,8 @@ Status BrokerImpl::handle(ConnectionId id, ReceivedPacket& received, TimePoint n
   } else if (const auto* unused = std::get_if<ReleaseConstants>(&message)) {
     constants_.release(id, unused->hashes);
   } else {
-    return fail(ErrorCode::kUnexpectedMessage, std::string(message_name(message)) + " does not belong on the memory lane");
+    return fail(ErrorCode::kUnexpectedMessage,
+                std::string(message_name(message)) + " does not belong on the memory lane");
   }
   return {};
 }
@@ -364,7 +376,8 @@ Status BrokerImpl::hello(ConnectionId id, Connection& connection, const Packet& 
 Status BrokerImpl::add_segment(ConnectionId id, const ActorId& who, const SegmentAdded& added, ReceivedPacket& received,
                                TimePoint now) {
   const std::string what = "segment " + std::to_string(added.segment);
-  if (received.fds.size() != 1 && !received.fds_lost) return fail(ErrorCode::kMalformed, what + " without one descriptor");
+  if (received.fds.size() != 1 && !received.fds_lost)
+    return fail(ErrorCode::kMalformed, what + " without one descriptor");
   UniqueFd fd;
   if (received.fds.size() == 1 && !received.fds_lost) {
     fd = std::move(received.fds.front());
@@ -400,9 +413,9 @@ void BrokerImpl::open_segment(ConnectionId id, const OpenSegment& question, Time
     if (segment != owner->second.segments.end()) {
       KeptSegment& kept = segment->second;
       const auto no_room = [&] {
-        return Error(ErrorCode::kResourceExhausted, "segment " + std::to_string(question.segment) + " of " +
-                                                        question.owner.to_string() +
-                                                        " cannot be passed on: the node actor has no descriptor left",
+        return Error(ErrorCode::kResourceExhausted,
+                     "segment " + std::to_string(question.segment) + " of " + question.owner.to_string() +
+                         " cannot be passed on: the node actor has no descriptor left",
                      "raise RLIMIT_NOFILE (ulimit -n) where the cluster is started");
       };
       if (!*kept.fd) return refuse(no_room());
@@ -416,7 +429,8 @@ void BrokerImpl::open_segment(ConnectionId id, const OpenSegment& question, Time
     parked_.push_back({id, question, after(now, kParkedWait)});
     return;
   }
-  refuse(tensor_lost(question.owner, question.segment, connected ? "its owner has given it back" : "its owner has ended"));
+  refuse(
+      tensor_lost(question.owner, question.segment, connected ? "its owner has given it back" : "its owner has ended"));
 }
 
 void BrokerImpl::answer_parked(const ActorId& owner, std::optional<SegmentId> segment, TimePoint now) {
@@ -444,12 +458,12 @@ Status BrokerImpl::add_constants(ConnectionId id, const AddConstants& added, Rec
 
 void BrokerImpl::open_constant(ConnectionId id, const OpenConstant& question) {
   const auto refuse = [&](Error error) { send(id, ConstantOpened{question.query, std::move(error), 0, 0, {}}); };
-  Result<ConstantStore::Opened> opened = constants_.open(id, question.hash);
+  Result<SharedConstants::Opened> opened = constants_.open(id, question.hash);
   if (!opened) return refuse(std::move(opened).error());
   const ConstantOpened answer{question.query, std::nullopt, opened->segment, opened->segment_bytes, opened->span};
   if (send(id, answer, opened->fd)) return;
-  refuse(Error(ErrorCode::kResourceExhausted, "constant " + question.hash.hex() +
-                                                  " cannot be passed on: too many descriptors on their way",
+  refuse(Error(ErrorCode::kResourceExhausted,
+               "constant " + question.hash.hex() + " cannot be passed on: too many descriptors on their way",
                "raise RLIMIT_NOFILE (ulimit -n)"));
 }
 
@@ -468,7 +482,8 @@ void BrokerImpl::held(const SegmentsHeld& held, TimePoint now) {
   }
 }
 
-// -- time --------------------------------------------------------------------------------------------------------------
+// -- time
+// --------------------------------------------------------------------------------------------------------------
 
 void BrokerImpl::on_tick(TimePoint now) {
   for (const auto& [id, connection] : connections_) {
@@ -481,14 +496,16 @@ void BrokerImpl::on_tick(TimePoint now) {
     return true;
   });
   for (const ParkedOpen& parked : expired) {
-    send(parked.asker, SegmentOpened{parked.question.query, tensor_lost(parked.question.owner, parked.question.segment,
-                                                                        "its owner has not told of it"), 0});
+    send(parked.asker,
+         SegmentOpened{parked.question.query,
+                       tensor_lost(parked.question.owner, parked.question.segment, "its owner has not told of it"), 0});
   }
   std::vector<ActorId> ask;
   for (auto entry = owners_.begin(); entry != owners_.end();) {
     Owner& owner = entry->second;
     if (owner.next_ask <= now) {
-      // What was reported held since the last asking stays until the holder can have answered, however late this tick is.
+      // What was reported held since the last asking stays until the holder can have answered, however late this tick
+      // is.
       for (auto& [id, kept] : owner.segments) {
         if (kept.keep_until > owner.next_ask) kept.keep_until = std::max(kept.keep_until, after(now, kAnswerWait));
       }

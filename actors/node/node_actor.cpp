@@ -28,9 +28,10 @@ namespace callboard::actors {
 namespace {
 
 constexpr Epoch kFirstEpoch = 1;
-constexpr int kDeviceOomScore = 500;  // the kernel takes a device before the coordinator or us
-constexpr Duration kStopSlack = std::chrono::seconds(2);       // beyond the grace time; then what hangs is left behind
-constexpr Duration kExitReportWait = std::chrono::seconds(1);  // a lost coordinator may be one whose end is not reported yet
+constexpr int kDeviceOomScore = 500;                      // the kernel takes a device before the coordinator or us
+constexpr Duration kStopSlack = std::chrono::seconds(2);  // beyond the grace time; then what hangs is left behind
+constexpr Duration kExitReportWait =
+    std::chrono::seconds(1);  // a lost coordinator may be one whose end is not reported yet
 constexpr Duration kOrphanWait = std::chrono::seconds(1);
 
 Status write_private_file(const std::string& path, const std::string& text) {
@@ -55,8 +56,11 @@ SupervisorOptions supervisor_options(const config::ClusterConfig& config) {
 class NodeActor {
  public:
   explicit NodeActor(NodeOptions options)
-      : options_(std::move(options)), lifeline_(options_.lifeline_fd), status_(UniqueFd(options_.status_fd)),
-        loop_(Loop::create()), messenger_(Messenger::create()),
+      : options_(std::move(options)),
+        lifeline_(options_.lifeline_fd),
+        status_(UniqueFd(options_.status_fd)),
+        loop_(Loop::create()),
+        messenger_(Messenger::create()),
         supervisor_(Supervisor::create(supervisor_options(options_.config))) {}
 
   int run();
@@ -101,7 +105,7 @@ class NodeActor {
   std::unique_ptr<Loop> loop_;
   std::unique_ptr<Messenger> messenger_;
   std::unique_ptr<MemoryBroker> broker_;
-  std::set<int> broker_fds_;     // those that the loop watches
+  std::set<int> broker_fds_;  // those that the loop watches
   TimerId broker_timer_ = 0;
   std::unique_ptr<Supervisor> supervisor_;
   std::deque<Supervisor::Event> events_;  // not stepped yet
@@ -218,7 +222,8 @@ void NodeActor::emit(NodeEvent event) {
   if (options_.on_event) options_.on_event(event);
 }
 
-// -- what comes from outside ----------------------------------------------------------------------------------------------
+// -- what comes from outside
+// ----------------------------------------------------------------------------------------------
 
 void NodeActor::on_signal() {
   signalfd_siginfo info{};
@@ -296,7 +301,8 @@ void NodeActor::stop_failed(Error why) {
   stop(why.message, false);
 }
 
-// -- what the supervisor decides ------------------------------------------------------------------------------------------
+// -- what the supervisor decides
+// ------------------------------------------------------------------------------------------
 
 void NodeActor::step(Supervisor::Event event) {
   events_.push_back(std::move(event));
@@ -358,7 +364,8 @@ void NodeActor::perform_spawn(const ActorId& who) {
 
 void NodeActor::record_coordinator(std::int64_t pid) {
   record_.coordinator_pid = pid;
-  if (const Status written = write_record(record_); !written) log::warning("record_not_written", written.error().message);
+  if (const Status written = write_record(record_); !written)
+    log::warning("record_not_written", written.error().message);
 }
 
 void NodeActor::perform_signal(const Supervisor::Signal& signal) {
@@ -399,7 +406,8 @@ void NodeActor::perform_finished(const Supervisor::Finished& finished) {
   loop_->stop();
 }
 
-// -- memory -----------------------------------------------------------------------------------------------------------------
+// -- memory
+// -----------------------------------------------------------------------------------------------------------------
 
 void NodeActor::on_broker_ready(int fd) {
   broker_->on_readable(fd, Clock::now());

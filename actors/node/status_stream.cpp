@@ -21,12 +21,18 @@ constexpr int kFinishWaitMs = 200;
 
 const char* kind_name(NodeEvent::Kind kind) {
   switch (kind) {
-    case NodeEvent::Kind::kStarted: return "started";
-    case NodeEvent::Kind::kActorStarted: return "actor_started";
-    case NodeEvent::Kind::kActorExited: return "actor_exited";
-    case NodeEvent::Kind::kStopping: return "stopping";
-    case NodeEvent::Kind::kFailed: return "failed";
-    case NodeEvent::Kind::kStopped: return "stopped";
+    case NodeEvent::Kind::kStarted:
+      return "started";
+    case NodeEvent::Kind::kActorStarted:
+      return "actor_started";
+    case NodeEvent::Kind::kActorExited:
+      return "actor_exited";
+    case NodeEvent::Kind::kStopping:
+      return "stopping";
+    case NodeEvent::Kind::kFailed:
+      return "failed";
+    case NodeEvent::Kind::kStopped:
+      return "stopped";
   }
   return "unknown";
 }

@@ -13,12 +13,12 @@ namespace callboard::actors {
 
 struct NodeEvent {
   enum class Kind {
-    kStarted,        ///< run directory claimed, all processes spawned; whether they become ready the coordinator knows
-    kActorStarted,   ///< `who`, `pid`
-    kActorExited,    ///< `exit`, also for a program that could not be started (pid 0)
-    kStopping,       ///< `text` says why
-    kFailed,         ///< the last event: `error`; `logs` where it is worth looking
-    kStopped,        ///< the last event
+    kStarted,       ///< run directory claimed, all processes spawned; whether they become ready the coordinator knows
+    kActorStarted,  ///< `who`, `pid`
+    kActorExited,   ///< `exit`, also for a program that could not be started (pid 0)
+    kStopping,      ///< `text` says why
+    kFailed,        ///< the last event: `error`; `logs` where it is worth looking
+    kStopped,       ///< the last event
   };
   explicit NodeEvent(Kind what) : kind(what) {}
 
@@ -35,11 +35,11 @@ struct NodeEvent {
 /// "coordinator#1: signal 9 (Killed)": how it ended, for people.
 std::string exit_text(const ActorExited& exit);
 
-/// One line without its newline: {"event":"actor_exited","name":"cpu0","incarnation":1,"cause":"signal 9 (Killed)",…}.
+/// One line without its newline: {"event":"actor_exited","name":"cpu0","incarnation":1,"cause":"exit status 3",…}.
 std::string to_json_line(const NodeEvent& event);
 
-/// Never blocks: while the reader is slow lines are kept up to 256 KiB, then the new ones are dropped. A reader that has
-/// gone is no error.
+/// Never blocks: while the reader is slow lines are kept up to 256 KiB, then the new ones are dropped. A reader that
+/// has gone is no error.
 class StatusStream {
  public:
   explicit StatusStream(UniqueFd fd);  ///< none: all goes nowhere

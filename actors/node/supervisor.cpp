@@ -18,14 +18,14 @@ struct Actor {
   Actor(std::string actor_name, bool is_essential) : name(std::move(actor_name)), essential(is_essential) {}
 
   std::string name;
-  bool essential;            // the cluster ends with it
+  bool essential;  // the cluster ends with it
   State state = State::kIdle;
   Incarnation incarnation = 0;
   std::int64_t pid = 0;
-  TimePoint due = kNever;    // kBackoff: of the restart; else of the SIGKILL after StopOne
-  int signalled = 0;         // the strongest signal that we sent to this incarnation
-  bool stop_asked = false;   // this incarnation ends because we want it
-  bool start_again = false;  // after such an end
+  TimePoint due = kNever;          // kBackoff: of the restart; else of the SIGKILL after StopOne
+  int signalled = 0;               // the strongest signal that we sent to this incarnation
+  bool stop_asked = false;         // this incarnation ends because we want it
+  bool start_again = false;        // after such an end
   std::deque<TimePoint> restarts;  // charged ones, within the window
 
   ActorId id() const { return {name, incarnation}; }
@@ -133,11 +133,13 @@ void StepSupervisor::on(const Stop& event, TimePoint now) {
 }
 
 void StepSupervisor::on(const StopOne& event, TimePoint now) {
-  const auto actor = std::find_if(actors_.begin(), actors_.end(), [&](const Actor& a) { return a.name == event.who.name; });
+  const auto actor =
+      std::find_if(actors_.begin(), actors_.end(), [&](const Actor& a) { return a.name == event.who.name; });
   const bool is_current =
       actor != actors_.end() && (event.who.incarnation == 0 || event.who.incarnation == actor->incarnation);
   if (stopping_ || !is_current || actor->essential) {
-    return say(log::Level::kWarning, "stop_ignored", event.who.to_string() + " is not an actor that can be stopped alone");
+    return say(log::Level::kWarning, "stop_ignored",
+               event.who.to_string() + " is not an actor that can be stopped alone");
   }
   if (actor->alive()) {
     actor->stop_asked = true;
@@ -207,7 +209,8 @@ void StepSupervisor::ended(Actor& actor, ActorExited report, bool may_help, Time
   const std::string text = actor.id().to_string() + " " + end_text(report);
   if (!report.stopped_by_us) {
     say(log::Level::kWarning, "actor_ended",
-        text + (again ? "; starts again in " + std::to_string(report.restart_in_ms) + " ms" : "; is not started again"));
+        text +
+            (again ? "; starts again in " + std::to_string(report.restart_in_ms) + " ms" : "; is not started again"));
   }
   const bool fatal = actor.essential && !stopping_;
   if (fatal) {

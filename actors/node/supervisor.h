@@ -1,10 +1,11 @@
-// Which processes of a host should run, without spawning any: starts, restarts with budget and backoff, ordered stop. Pure.
+// Which processes of a host should run, without spawning any: starts, restarts with budget and backoff, ordered stop.
+// Pure.
 //
 //   SV-1  At most one process per actor name is alive; its incarnation is larger than every one before.
 //   SV-2  Each start ends in exactly one ActorExited.
 //   SV-3  More than `max` restarts within `window` end the restarts of that actor ("failed"), with the last cause.
-//   SV-4  Stop ends everything: devices first, then the coordinator; SIGTERM, then SIGKILL after the grace time. Devices have
-//         four fifths of it, so that the coordinator has its turn and all is over within the whole.
+//   SV-4  Stop ends everything: devices first, then the coordinator; SIGTERM, then SIGKILL after the grace time.
+//         Devices have four fifths of it, so that the coordinator has its turn and all is over within the whole.
 //
 // The coordinator is supervised like a device but for its policy: its end is the end of the cluster (Finished, failed).
 #pragma once
@@ -39,18 +40,21 @@ class Supervisor {
  public:
   struct Start {};
   struct Spawned { ActorId who; std::int64_t pid = 0; };
-  struct SpawnFailed { ActorId who; Error error; };               ///< tried again only where the machine was short of something
+  /// Tried again only where the machine was short of something (kResourceExhausted).
+  struct SpawnFailed { ActorId who; Error error; };
   struct Exited { ActorId who; ActorExited report; };            ///< restart_in_ms is filled in by step()
   struct Stop { bool force = false; };                            ///< force: SIGKILL at once
-  /// Not charged to the budget. A failed or stopped actor is started anew where `restart`. Incarnation 0: the current one.
+  /// Not charged to the budget. A failed or stopped actor is started anew where `restart`. Incarnation 0: the current.
   struct StopOne { ActorId who; bool kill = false; bool restart = true; };
   struct Tick {};
   using Event = std::variant<Start, Spawned, SpawnFailed, Exited, Stop, StopOne, Tick>;
 
   struct Spawn { ActorId who; };
   struct Signal { ActorId who; std::int64_t pid = 0; int signal = 0; };
-  struct Report { Message message; };                             ///< ActorStarted, ActorExited: to the coordinator (kept by the shell while it is away)
-  struct Finished { bool failed = false; std::string why; };      ///< everything ended (or the coordinator cannot be kept alive)
+  /// ActorStarted, ActorExited: to the coordinator (kept by the shell's link while it is away).
+  struct Report { Message message; };
+  /// Everything has ended; failed: because the coordinator could not be kept alive.
+  struct Finished { bool failed = false; std::string why; };
   struct LogLine { log::Level level; std::string event; std::string text; };
   using Action = std::variant<Spawn, Signal, Report, Finished, LogLine>;
   using Actions = std::vector<Action>;

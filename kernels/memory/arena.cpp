@@ -23,8 +23,8 @@ namespace {
 
 // Credit for populating is taken in steps, so that small blocks do not each read /proc and /sys.
 constexpr std::uint64_t kCreditStep = 64u << 20;
-// A small block may use a segment that was made for one large block only if nothing else is free: it would keep the whole
-// of it from being given back, or from serving the next large block.
+// A small block may use a segment that was made for one large block only if nothing else is free: it would keep the
+// whole of it from being given back, or from serving the next large block.
 constexpr std::uint64_t kDedicatedShare = 8;
 
 struct Block {
@@ -64,8 +64,8 @@ std::uint64_t cold_bytes(const ExtentAllocator::Grant& grant) {
 }
 
 /// Locks: `mutex_` guards all bookkeeping and is held for bookkeeping only. `growth_` lets one thread at a time make or
-/// close segments; it is held over system calls and the observer, is taken before `mutex_`, and neither deallocate() nor
-/// anything about leases ever takes it.
+/// close segments; it is held over system calls and the observer, is taken before `mutex_`, and neither deallocate()
+/// nor anything about leases ever takes it.
 class ArenaImpl final : public Arena {
  public:
   ArenaImpl(ArenaOptions options, SegmentObserver observer)
@@ -88,9 +88,9 @@ class ArenaImpl final : public Arena {
 
  private:
   struct Freeing {
-    std::uint64_t spare_bytes = 0;      ///< warm free bytes to leave
-    bool keep_one = false;              ///< leave one empty ordinary segment
-    bool close_whatever_warm = false;   ///< close empty segments although fewer than spare_bytes stay warm
+    std::uint64_t spare_bytes = 0;     ///< warm free bytes to leave
+    bool keep_one = false;             ///< leave one empty ordinary segment
+    bool close_whatever_warm = false;  ///< close empty segments although fewer than spare_bytes stay warm
   };
 
   // with mutex_
@@ -132,7 +132,8 @@ class ArenaImpl final : public Arena {
   std::uint64_t peak_ = 0;
 };
 
-// -- bookkeeping under the lock ----------------------------------------------------------------------------------------
+// -- bookkeeping under the lock
+// ----------------------------------------------------------------------------------------
 
 SegmentRecord* ArenaImpl::segment_locked(const std::byte* pointer) const {
   auto found = std::upper_bound(segments_.begin(), segments_.end(), pointer,
@@ -204,7 +205,8 @@ std::uint64_t ArenaImpl::warm_bytes_locked() const {
   return pages * page_bytes();
 }
 
-// -- allocate and deallocate -------------------------------------------------------------------------------------------
+// -- allocate and deallocate
+// -------------------------------------------------------------------------------------------
 
 Error ArenaImpl::refusal(std::uint64_t requested, const std::string& why, const std::string& hint) const {
   const ArenaStats now = stats();
@@ -218,8 +220,9 @@ Error ArenaImpl::refusal(std::uint64_t requested, const std::string& why, const 
 Result<void*> ArenaImpl::allocate(std::size_t bytes) {
   if (bytes == 0) return nullptr;
   if (forked_.load(std::memory_order_relaxed)) {
-    return fail(ErrorCode::kEnvironment, "shared memory of " + options_.owner.to_string() +
-                                             " cannot be allocated in a forked child", "allocate from the heap there");
+    return fail(ErrorCode::kEnvironment,
+                "shared memory of " + options_.owner.to_string() + " cannot be allocated in a forked child",
+                "allocate from the heap there");
   }
   if (bytes > std::numeric_limits<std::size_t>::max() / 4) {
     return fail(refusal(bytes, "the address space", "is a size negative?"));
@@ -277,7 +280,8 @@ void ArenaImpl::deallocate(void* pointer) noexcept {
   if (block->second.leases == 0) end_block_locked(*segment, block, true);
 }
 
-// -- growth ------------------------------------------------------------------------------------------------------------
+// -- growth
+// ------------------------------------------------------------------------------------------------------------
 
 Status ArenaImpl::charge(std::uint64_t bytes) {
   {
@@ -355,9 +359,8 @@ Result<Taken> ArenaImpl::grow_growing(std::uint64_t pages) {
   std::lock_guard lock(mutex_);
   add_block_locked(*record, taken.grant.extent);
   reserved_ += record->memory.bytes();
-  const auto place = std::upper_bound(segments_.begin(), segments_.end(), record, [](const auto& a, const auto& b) {
-    return a->memory.data() < b->memory.data();
-  });
+  const auto place = std::upper_bound(segments_.begin(), segments_.end(), record,
+                                      [](const auto& a, const auto& b) { return a->memory.data() < b->memory.data(); });
   segments_.insert(place, std::move(record));
   return taken;
 }
@@ -427,7 +430,8 @@ void ArenaImpl::trim() {
   give_back_growing({.spare_bytes = options_.spare_bytes, .keep_one = true});
 }
 
-// -- leases ------------------------------------------------------------------------------------------------------------
+// -- leases
+// ------------------------------------------------------------------------------------------------------------
 
 std::optional<Arena::Location> ArenaImpl::find(const void* pointer) const {
   if (forked_.load(std::memory_order_relaxed)) return std::nullopt;
@@ -491,15 +495,16 @@ std::vector<LeaseInfo> ArenaImpl::leases() const {
   return leases_.list();
 }
 
-// -- fork --------------------------------------------------------------------------------------------------------------
+// -- fork
+// --------------------------------------------------------------------------------------------------------------
 
 void ArenaImpl::fork_child() noexcept {
   forked_.store(true, std::memory_order_relaxed);
   for (const auto& segment : segments_) {
     std::byte* base = segment->memory.data();
     const std::size_t bytes = segment->memory.bytes();
-    void* mapped = ::mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE,
-                          segment->memory.fd(), 0);
+    void* mapped =
+        ::mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, segment->memory.fd(), 0);
     if (mapped == MAP_FAILED) ::mprotect(base, bytes, PROT_READ);  // AR-5: a write must not reach the parent
   }
   mutex_.unlock();

@@ -1,10 +1,11 @@
-// Memory that other processes can map: blocks in sealed memfd segments, under leases. No LibTorch here; the c10 allocator
-// on top of it is kernels/arena_allocator.h.
+// Memory that other processes can map: blocks in sealed memfd segments, under leases. No LibTorch here; the c10
+// allocator on top of it is kernels/arena_allocator.h.
 //
 // Invariants (tests carry the numbers):
 //   AR-1  A block's bytes do not change, and its memory is not reused, while a lease on it exists.
 //   AR-2  deallocate() and the end of the last lease together, in either order, give a block back exactly once.
-//   AR-3  No lock is held across a system call that can wait (populate, punch, send) or while logging.
+//   AR-3  The lock of the bookkeeping is never held across a system call or an observer. Making and closing segments
+//         has a lock of its own, which deallocate(), find() and everything about leases never take.
 //   AR-4  Every growth is charged to the budget first; refusing names the sizes and leaves everything as it was.
 //   AR-5  After a fork the child never touches the shared pages (kernels/arena_allocator.h registers the handler).
 #pragma once
@@ -26,8 +27,8 @@
 namespace callboard::kernels {
 
 struct ArenaOptions {
-  ActorId owner;                               ///< goes into every handle
-  std::uint64_t memory_limit = 0;              ///< bytes of all segments together; 0: what the machine and the cgroup have left
+  ActorId owner = {};                          ///< goes into every handle
+  std::uint64_t memory_limit = 0;              ///< bytes of all segments together; 0: what machine and cgroup have left
   std::uint64_t segment_bytes = 64u << 20;     ///< size of an ordinary segment; a larger block gets one of its own
   std::uint64_t spare_bytes = 64u << 20;       ///< free pages kept warm; what is free beyond it is given back
   std::uint64_t machine_reserve = 512u << 20;  ///< of MemAvailable, never taken
@@ -60,8 +61,8 @@ struct SegmentObserver {
   std::function<void(SegmentId)> dropped;
 };
 
-/// Allocates page-aligned, page-padded blocks. Thread-safe; every method may be called from any thread. Meant for blocks
-/// above limits::kInlineBytesMax (smaller tensors travel inline and stay in the ordinary heap).
+/// Allocates page-aligned, page-padded blocks. Thread-safe; every method may be called from any thread. Meant for
+/// blocks above limits::kInlineBytesMax (smaller tensors travel inline and stay in the ordinary heap).
 /// Lives as long as the process: create() leaks on purpose, since storages are freed from static destructors.
 class Arena {
  public:

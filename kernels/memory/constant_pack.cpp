@@ -16,7 +16,7 @@ namespace callboard::kernels {
 
 namespace {
 
-constexpr std::uint64_t kAlignment = 64;  // what ATen gives its own storages; vectorized kernels count on it
+constexpr std::uint64_t kAlignment = 64;         // what ATen gives its own storages; vectorized kernels count on it
 constexpr std::uint64_t kStepBytes = 64u << 20;  // a call that copies more cannot be interrupted for too long
 
 Status write_all(int fd, std::uint64_t offset, const void* data, std::uint64_t bytes) {
@@ -51,8 +51,8 @@ Result<ConstantPack> pack_constants(std::span<const ConstantSource> sources) {
   pack.bytes = round_to_pages(std::max<std::uint64_t>(end, 1));
   if (const MemoryLeft left = memory_left(kMachineReserve); left.bytes < pack.bytes) {
     return fail(ErrorCode::kOutOfMemory,
-                "cannot put " + format_bytes(pack.bytes) + " of constants into shared memory: " +
-                    format_bytes(left.bytes) + " left; limit: " + left.limit,
+                "cannot put " + format_bytes(pack.bytes) +
+                    " of constants into shared memory: " + format_bytes(left.bytes) + " left; limit: " + left.limit,
                 "free memory on this host, or load the weights from a safetensors file");
   }
   CALLBOARD_ASSIGN(const UniqueFd writable, create_memfd("callboard:constants", pack.bytes));

@@ -53,8 +53,8 @@ struct CgroupFiles {
 constexpr CgroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
 constexpr CgroupFiles kVersion2{"memory.max", "memory.current", "inactive_file"};
 
-/// A limit binds everything below it, so each folder up to the mount counts. Where a container sees only its own part of
-/// the tree, the path of /proc/self/cgroup is partly missing and the folders above it are found.
+/// A limit binds everything below it, so each folder up to the mount counts. Where a container sees only its own part
+/// of the tree, the path of /proc/self/cgroup is partly missing and the folders above it are found.
 void apply_cgroup(MemoryLeft& left, const std::string& mount, std::string path, const CgroupFiles& files) {
   for (;;) {
     while (!path.empty() && path.back() == '/') path.pop_back();

@@ -1,5 +1,5 @@
-// How much memory may still be taken. Nothing refuses a memfd that outgrows the machine, the kernel kills: so everything
-// that grows asks here first.
+// How much memory may still be taken. Nothing refuses a memfd that outgrows the machine, the kernel kills: so
+// everything that grows asks here first.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@ constexpr std::uint64_t kMachineReserve = 512u << 20;  ///< of MemAvailable, lef
 
 struct MemoryLeft {
   std::uint64_t bytes = 0;
-  std::string limit;  ///< what sets it, for the error text: "the machine (MemAvailable 1.2 GiB, 512.0 MiB kept in reserve)"
+  std::string
+      limit;  ///< what sets it, for the error text: "the machine (MemAvailable 1.2 GiB, 512.0 MiB kept in reserve)"
 };
 
 /// The least of MemAvailable - reserve and, for each cgroup (v1 or v2) that this process is in, its limit minus its use

@@ -30,8 +30,8 @@ class PrivateMapping {
   Status begin_range(std::uint64_t offset, std::uint64_t bytes) const;
   /// Did this process write there? nullopt if the kernel cannot tell (before Linux 6.7).
   std::optional<bool> written(std::uint64_t offset, std::uint64_t bytes) const;
-  /// Forgets what this process wrote there: later reads see the segment itself. Drops exactly the written pages where the
-  /// kernel can tell them (the others stay mapped and warm), else the whole range.
+  /// Forgets what this process wrote there: later reads see the segment itself. Drops exactly the written pages where
+  /// the kernel can tell them (the others stay mapped and warm), else the whole range.
   void drop_written(std::uint64_t offset, std::uint64_t bytes) const;
   /// Forgets the whole range, without asking which pages were written.
   void drop_all(std::uint64_t offset, std::uint64_t bytes) const;

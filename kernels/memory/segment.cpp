@@ -27,7 +27,7 @@ constexpr int kPopulateWrite = MADV_POPULATE_WRITE;
 #endif
 
 Error system_error(const char* what, std::uint64_t bytes, int error) {
-  const std::string hint = error == EMFILE ? "raise the limit of open files (ulimit -n, RLIMIT_NOFILE)"
+  const std::string hint = error == EMFILE   ? "raise the limit of open files (ulimit -n, RLIMIT_NOFILE)"
                            : error == ENOMEM ? "raise vm.max_map_count or the address space limit (ulimit -v)"
                            : error == EFBIG  ? "raise the file size limit (ulimit -f)"
                                              : "";
@@ -71,7 +71,8 @@ Result<Segment> Segment::create(std::uint64_t bytes, const char* name) {
   if (::fcntl(segment.fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return fail(system_error("sealing", segment.bytes_, errno));
   }
-  void* data = ::mmap(nullptr, segment.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, segment.fd_.get(), 0);
+  void* data =
+      ::mmap(nullptr, segment.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, segment.fd_.get(), 0);
   if (data == MAP_FAILED) return fail(system_error("mmap", segment.bytes_, errno));
   segment.data_ = static_cast<std::byte*>(data);
   ::madvise(data, segment.bytes_, MADV_DONTDUMP);  // a core file of an arena would be as large as the arena

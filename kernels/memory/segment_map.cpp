@@ -86,14 +86,20 @@ Error out_of_segment(const ArenaBlock& block, std::uint64_t segment_bytes) {
                                           block.owner.to_string() + ", which has " + std::to_string(segment_bytes));
 }
 
-// -- blocks ------------------------------------------------------------------------------------------------------------
+// -- blocks
+// ------------------------------------------------------------------------------------------------------------
 
 /// A block in a mapping that others share.
 class SharedBlock final : public MappedBlock {
  public:
   SharedBlock(std::shared_ptr<State> state, std::shared_ptr<Mapping> mapping, Range range, const ArenaBlock& block)
-      : state_(std::move(state)), mapping_(std::move(mapping)), range_(range), key_(block.owner, block.segment),
-        data_(mapping_->memory->data() + block.offset), bytes_(block.bytes), lease_(block.lease) {}
+      : state_(std::move(state)),
+        mapping_(std::move(mapping)),
+        range_(range),
+        key_(block.owner, block.segment),
+        data_(mapping_->memory->data() + block.offset),
+        bytes_(block.bytes),
+        lease_(block.lease) {}
   ~SharedBlock() override;
   std::byte* data() const override { return data_; }
   std::uint64_t bytes() const override { return bytes_; }
@@ -137,8 +143,12 @@ SharedBlock::~SharedBlock() {
 class OwnBlock final : public MappedBlock {
  public:
   OwnBlock(std::shared_ptr<State> state, PrivateMapping memory, Range range, const ArenaBlock& block)
-      : state_(std::move(state)), memory_(std::move(memory)), owner_(block.owner),
-        data_(memory_->data() + (block.offset - range.first)), bytes_(block.bytes), lease_(block.lease) {
+      : state_(std::move(state)),
+        memory_(std::move(memory)),
+        owner_(block.owner),
+        data_(memory_->data() + (block.offset - range.first)),
+        bytes_(block.bytes),
+        lease_(block.lease) {
     std::lock_guard lock(state_->mutex);
     state_->own_bytes += memory_->bytes();
   }
@@ -163,7 +173,8 @@ class OwnBlock final : public MappedBlock {
   const LeaseId lease_;
 };
 
-// -- the map -----------------------------------------------------------------------------------------------------------
+// -- the map
+// -----------------------------------------------------------------------------------------------------------
 
 class SegmentMapImpl final : public SegmentMap {
  public:
@@ -221,8 +232,8 @@ Result<std::shared_ptr<Mapping>> SegmentMapImpl::mapping_of(const ArenaBlock& bl
       const auto settled = [&mapping] { return mapping->phase != Mapping::Phase::kOpening; };
       if (!settled() && !state_->opened.wait_until(lock, after(Clock::now(), kOpenWait), settled)) {
         return fail(ErrorCode::kDeadlineExceeded, "another thread did not get segment " +
-                                                      std::to_string(block.segment) + " of " +
-                                                      block.owner.to_string() + " in time");
+                                                      std::to_string(block.segment) + " of " + block.owner.to_string() +
+                                                      " in time");
       }
       if (mapping->phase == Mapping::Phase::kFailed) return fail(mapping->error);
       return mapping;
@@ -261,9 +272,8 @@ std::vector<std::shared_ptr<Mapping>> SegmentMapImpl::take_idle_locked() {
   }
   std::vector<std::shared_ptr<Mapping>> taken;
   if (idle.size() <= kIdleMappingsMax) return taken;
-  std::sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) {
-    return a->second->last_used < b->second->last_used;
-  });
+  std::sort(idle.begin(), idle.end(),
+            [](const auto& a, const auto& b) { return a->second->last_used < b->second->last_used; });
   idle.resize(idle.size() - kIdleMappingsMax);
   for (const auto& entry : idle) {
     taken.push_back(std::move(entry->second));

@@ -30,15 +30,16 @@ class MappedBlock {
   virtual std::uint64_t bytes() const = 0;
 };
 
-/// Thread-safe. Mappings stay until drop_owner()/drop_segment and the end of their last block.
+/// Thread-safe. Mappings stay until drop_owner() and the end of their last block; of those without a block the 64 last
+/// used are kept.
 class SegmentMap {
  public:
   using ReleaseFn = std::function<void(const ActorId& owner, LeaseId lease)>;
   virtual ~SegmentMap() = default;
   static std::unique_ptr<SegmentMap> create(SegmentOpener opener, ReleaseFn on_release);
 
-  /// Maps the segment if this is its first block here and checks that [offset, offset + bytes) lies inside its real size
-  /// (kMalformed) before anything is touched. The lease is released also when opening fails.
+  /// Maps the segment if this is its first block here and checks that [offset, offset + bytes) lies inside its real
+  /// size (kMalformed) before anything is touched. The lease is released also when opening fails.
   virtual Result<std::shared_ptr<MappedBlock>> open(const ArenaBlock& block) = 0;
 
   /// Segments of `owner` that blocks still point into (answer to OwnerGone).

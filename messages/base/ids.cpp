@@ -77,8 +77,8 @@ ContentHash ContentHash::of(const void* data, std::size_t size) {
   ContentHash hash;
   hash.bytes.resize(kHashBytes);
   unsigned int length = 0;
-  const int done = EVP_Digest(data, size, reinterpret_cast<unsigned char*>(hash.bytes.data()), &length, EVP_sha256(),
-                              nullptr);
+  const int done =
+      EVP_Digest(data, size, reinterpret_cast<unsigned char*>(hash.bytes.data()), &length, EVP_sha256(), nullptr);
   CALLBOARD_CHECK(done == 1 && length == kHashBytes, "OpenSSL has SHA-256 in its default provider");
   return hash;
 }

@@ -52,21 +52,19 @@ def bind(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[l
     """
     parameters = list(schema.arguments)
     if len(args) > len(parameters):
-        raise ArgumentProblem(f"{operator_name(schema)} takes {len(parameters)} arguments, {len(args)} are given")
+        raise ArgumentProblem(f"it takes {len(parameters)} arguments, {len(args)} are given")
     by_name = {parameter.name: parameter for parameter in parameters}
     positional = [_converted(value, parameter) for value, parameter in zip(args, parameters, strict=False)]
     named: dict[str, Argument] = {}
     for name, value in kwargs.items():
         if name not in by_name:
             near = difflib.get_close_matches(name, by_name, n=1)
-            raise ArgumentProblem(
-                f"{operator_name(schema)} has no argument '{name}'" + (f", did you mean '{near[0]}'?" if near else "")
-            )
+            raise ArgumentProblem(f"it has no argument '{name}'" + (f", did you mean '{near[0]}'?" if near else ""))
         named[name] = _converted(value, by_name[name])
     given = {parameter.name for parameter in parameters[: len(args)]} | set(named)
     missing = [p.name for p in parameters if p.name not in given and not p.has_default_value()]
     if missing:
-        raise ArgumentProblem(f"{operator_name(schema)} lacks its argument '{missing[0]}'")
+        raise ArgumentProblem(f"it lacks its argument '{missing[0]}'")
     return positional, named
 
 

@@ -27,11 +27,8 @@ class FunctionModule(torch.nn.Module):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function."""
-        return self.function(*args, **kwargs)
+        # As an attribute, so that parameters keep their names (in dynamic_shapes, in errors).
+        self.forward = function
 
 
 def capture(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import operator
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from callboard import _structure
 from callboard._arguments import Argument, ArgumentProblem, Ref, Sym, bind, dtype_name, operator_name
 from callboard._constants import ConstantTable, UnsupportedTensorError
 from callboard._cost import node_cost
+from callboard._names import dimension_names, input_names
 from callboard._origin import module_path, source_line
 from callboard._structure import Leaf, Structure
 from callboard._symbols import Expr, InexpressibleError, bounds, free_symbols, to_expr
@@ -36,6 +38,17 @@ _RANGE_OPERATORS = frozenset(("aten::sym_constrain_range", "aten::sym_constrain_
 # torch 2.11 infers wrong sizes for the states that these give (oneDNN's variant); the tensors are right.
 _WRONG_SIZES = frozenset(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"))
 _SYMBOL_TYPES = (torch.SymInt, torch.SymBool, torch.SymFloat)
+
+
+# Python's operators, math's and torch.sym_*, by their names → primitives of ours.
+_PRIMITIVES = {
+    **{name: name for name in "add sub mul floordiv truediv mod pow min max eq ne lt le gt ge neg abs".split()},
+    **{name: name for name in "floor ceil trunc round sqrt int float ite and or not".split()},
+    "and_": "and",
+    "or_": "or",
+    "not_": "not",
+    "fmod": "mod",
+}
 
 
 class _Problem(Exception):
@@ -65,6 +78,7 @@ class Converter:
         self._constants = ConstantTable(exported, builder)
         self._problems: list[UnsupportedError] = []
         self._taken_names: set[str] = set()
+        self._input_names = input_names(exported, forward)  # placeholder's name → for people
 
     def convert(self) -> Structure:
         graph = self._exported.graph_module.graph
@@ -123,7 +137,7 @@ class Converter:
             if node.op == "placeholder" and node.name in user_inputs and isinstance(node.meta.get("val"), torch.Tensor):
                 for size in node.meta["val"].shape:
                     found.update(dict.fromkeys(sorted(free_symbols(size), key=str)))
-        names = _dimension_names(self._exported, self._dynamic_shapes, self._forward)
+        names = dimension_names(self._exported, self._dynamic_shapes, self._input_names)
         for number, symbol in enumerate(found):
             low, high = bounds(self._exported.range_constraints[symbol]) if self._is_ranged(symbol) else (0, None)
             name = self._fresh(names.get(symbol, f"s{number}"))
@@ -152,10 +166,10 @@ class Converter:
                     self._guarded(node, self._constant_input, node, spec)
             elif isinstance(spec.arg, ConstantArgument):
                 self._values[node] = spec.arg.value
-                leaves.append(Leaf(node.name, constant=spec.arg.value))
+                leaves.append(Leaf(self._input_names[node.name], constant=spec.arg.value))
             else:
                 self._guarded(node, self._tensor_input, node, spec)
-                leaves.append(Leaf(node.name, index=count))
+                leaves.append(Leaf(self._input_names[node.name], index=count))
                 count += 1
         return leaves
 
@@ -165,13 +179,13 @@ class Converter:
         self._values[node] = Ref(self._constants.add(spec.target))
 
     def _tensor_input(self, node: torch.fx.Node, spec: Any) -> None:
-        value = node.meta["val"]
+        value, name = node.meta["val"], self._input_names[node.name]
         if isinstance(spec.arg, SymIntArgument):
-            self._values[node] = Ref(self._builder.add_input(node.name, kind="int"))
+            self._values[node] = Ref(self._builder.add_input(name, kind="int"))
             self._bind_number(value, self._values[node].id)
         elif isinstance(value, torch.Tensor):
             sizes = [to_expr(size, self._symbols) for size in value.shape]
-            self._values[node] = Ref(self._builder.add_input(node.name, dtype_name(value.dtype), sizes))
+            self._values[node] = Ref(self._builder.add_input(name, dtype_name(value.dtype), sizes))
         else:
             raise _Problem(f"an argument of the type {type(value).__name__} is not supported")
 
@@ -190,9 +204,9 @@ class Converter:
         elif isinstance(target, torch._ops.HigherOrderOperator):
             self._higher_order(node)
         elif not isinstance(target, torch._ops.OpOverload):
-            self._values[node] = self._number(node.meta.get("val"), node)
+            self._values[node] = self._arithmetic(node)
         elif target._schema.name in _SIZE_OPERATORS:
-            self._values[node] = self._number(node.meta.get("val"), node)
+            self._values[node] = self._number(node.meta.get("val"))
         elif target._schema.name == "aten::_assert_tensor_metadata":
             self._values[node] = None
         elif target._schema.name == "aten::_assert_scalar":
@@ -209,20 +223,32 @@ class Converter:
         if isinstance(argument, (list, tuple)):
             return [self._resolve(item) for item in argument]
         if isinstance(argument, _SYMBOL_TYPES):
-            return self._number(argument, None)
+            return self._number(argument)
         return argument
 
-    def _number(self, value: Any, node: torch.fx.Node | None) -> Any:
-        """A size or a number computed from sizes: an expression, evaluated where it is used."""
-        if value is None or isinstance(value, (bool, int, float)):
-            return value
-        if isinstance(value, torch.SymFloat):
-            raise _Problem("arithmetic on sizes that gives a float is not supported; use // or compute it on a tensor")
+    def _number(self, value: Any) -> Any:
+        """A size: a plain number, or an expression that is evaluated where it is used."""
         if not isinstance(value, _SYMBOL_TYPES):
-            name = _target_name(node) if node is not None else type(value).__name__
-            raise _Problem(f"{name} is no operator that devices have")
+            return value
         expr = to_expr(value, self._symbols)
         return expr if isinstance(expr, int) else Sym(expr)
+
+    def _arithmetic(self, node: torch.fx.Node) -> Any:
+        """Python's operators on sizes. Integers are expressions; what is none (floats above all) becomes a node."""
+        value = node.meta.get("val")
+        if isinstance(value, (bool, int, float)):
+            return value
+        if isinstance(value, (torch.SymInt, torch.SymBool)):
+            with contextlib.suppress(InexpressibleError):
+                return self._number(value)
+        primitive = _PRIMITIVES.get(_target_name(node).removeprefix("_").removeprefix("sym_"))
+        if primitive is None or not isinstance(value, _SYMBOL_TYPES):
+            raise _Problem(f"{_target_name(node)} is no operator that devices have")
+        args = [_number_argument(self._resolve(argument)) for argument in node.args]
+        return self._primitive(node, primitive, args, _kind(value))
+
+    def _primitive(self, node: torch.fx.Node, name: str, args: list[Argument], kind: str) -> Ref:
+        return Ref(self._add_node(node, f"callboard_sym::{name}", args, outputs=[(kind, node.name)])[0])
 
     def _operator(self, node: torch.fx.Node) -> None:
         schema = node.target._schema  # type: ignore[union-attr]
@@ -282,13 +308,7 @@ class Converter:
             if value.layout != torch.strided:
                 raise _Problem(f"it makes a tensor of the layout {value.layout}; only strided ones are supported")
             return ("tensor", name, dtype_name(value.dtype), self._declared_sizes(value))
-        if isinstance(value, (bool, torch.SymBool)):
-            return ("bool", name)
-        if isinstance(value, (int, torch.SymInt)):
-            return ("int", name)
-        if isinstance(value, (float, torch.SymFloat)):
-            return ("float", name)
-        raise _Problem(f"it makes a {type(value).__name__}")
+        return (_kind(value), name)
 
     def _declared_sizes(self, value: torch.Tensor) -> list[Expr] | None:
         """None where a size is only known once the operator ran: there is nothing to check it against."""
@@ -412,12 +432,18 @@ class Converter:
             origin = value if isinstance(value, torch.fx.Node) else output
             self._guarded(origin, step, spec, value, f"output {number}", origin)
 
-    def _user_output(self, spec: Any, value: Any, name: str, _origin: torch.fx.Node) -> None:
+    def _user_output(self, spec: Any, value: Any, name: str, origin: torch.fx.Node) -> None:
         resolved = self._resolve(value)
         if isinstance(spec.arg, ConstantArgument):
             resolved = spec.arg.value
         elif not isinstance(spec.arg, (TensorArgument, SymIntArgument, SymFloatArgument, SymBoolArgument)):
             raise _Problem(f"an output of the kind {type(spec.arg).__name__} is not supported")
+        if isinstance(resolved, Sym):
+            # Only a device knows what depends on data, and an expression alone does not say that it is a bool.
+            if isinstance(spec.arg, SymBoolArgument):
+                resolved = self._primitive(origin, "ne", [("expr", resolved.expr), ("int", 0)], "bool")
+            elif _mentions_value(resolved.expr):
+                resolved = self._primitive(origin, "add", [("expr", resolved.expr), ("int", 0)], "int")
         self._builder.add_output(name, _output_source(resolved))
 
     def _written(self, spec: Any, value: torch.fx.Node, _name: str, origin: torch.fx.Node) -> None:
@@ -530,6 +556,21 @@ def _mentions_value(expr: Expr) -> bool:
     return expr[0] == "value" or any(_mentions_value(operand) for operand in expr[1:])
 
 
+def _kind(value: Any) -> str:
+    for kinds, name in (
+        ((bool, torch.SymBool), "bool"),
+        ((int, torch.SymInt), "int"),
+        ((float, torch.SymFloat), "float"),
+    ):
+        if isinstance(value, kinds):
+            return name
+    raise _Problem(f"it makes a {type(value).__name__}")
+
+
+def _number_argument(value: Any) -> Argument:
+    return _output_source(value)
+
+
 def _output_source(value: Any) -> Argument:
     if isinstance(value, Ref):
         return ("tensor", value.id)
@@ -554,30 +595,3 @@ def _always_true(value: Any, exported: torch.export.ExportedProgram) -> bool:
         return False
     shape_env = getattr(value.node, "shape_env", None)
     return expr.args[0] == symbols[0] and symbols[0] in getattr(shape_env, "size_like", ())
-
-
-def _dimension_names(
-    exported: torch.export.ExportedProgram, dynamic_shapes: Any, forward: Callable[..., Any] | None
-) -> dict[Any, str]:
-    """sympy symbol → the Dim's name in dynamic_shapes, for arguments that are plain tensors."""
-    placeholders = {n.name: n for n in exported.graph_module.graph.nodes if n.op == "placeholder"}
-    if isinstance(dynamic_shapes, Mapping):
-        entries = list(dynamic_shapes.items())
-    elif isinstance(dynamic_shapes, (list, tuple)):
-        parameters = _structure.parameter_names(forward, len(dynamic_shapes)) if forward is not None else []
-        entries = list(zip(parameters, dynamic_shapes, strict=False))
-    else:
-        return {}
-    names: dict[Any, str] = {}
-    for argument, dims in entries:
-        value = placeholders[argument].meta.get("val") if argument in placeholders else None
-        if not isinstance(value, torch.Tensor):
-            continue
-        pairs = (
-            dims.items() if isinstance(dims, Mapping) else enumerate(dims if isinstance(dims, (list, tuple)) else ())
-        )
-        for index, dim in pairs:
-            symbol = getattr(getattr(value.shape[index], "node", None), "expr", None)
-            if symbol is not None and symbol.is_Symbol and hasattr(dim, "__name__"):
-                names.setdefault(symbol, dim.__name__)
-    return names

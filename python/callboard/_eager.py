@@ -68,7 +68,7 @@ class EagerCall:
     def build(self, builder: _native.GraphBuilder) -> Structure:
         """The program of one node."""
         inputs = [
-            builder.add_input(f"{self._argument_name(number)}", dtype=str(tensor.dtype).removeprefix("torch."))
+            builder.add_input(self._argument_name(number), dtype=str(tensor.dtype).removeprefix("torch."))
             for number, tensor in enumerate(self.tensors)
         ]
         refs = iter(inputs)
@@ -83,11 +83,8 @@ class EagerCall:
         flat = [value for value in pytree.tree_leaves(ids) if value is not None]
         for number, value in enumerate(flat):
             builder.add_output(f"output {number}", ("tensor", value))
-        structure = flat_structure([self._argument_name(n) for n in range(len(inputs))], len(flat))
-        if len(ids) != 1 or isinstance(ids[0], list):
-            structure.out_spec = pytree.tree_structure(ids[0] if len(ids) == 1 else tuple(ids))
-            structure.__post_init__()
-        return structure
+        names = [self._argument_name(number) for number in range(len(inputs))]
+        return flat_structure(names, ids[0] if len(ids) == 1 else tuple(ids))
 
     def _argument_name(self, number: int) -> str:
         return f"tensor {number}"

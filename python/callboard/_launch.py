@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
@@ -28,6 +27,7 @@ __all__ = ["NodeProcess", "find_program", "launch"]
 _EVENTS_KEPT = 256
 # Between the end of the pipe and SIGKILL; above the node actor's own grace time (5 s unless the file says otherwise).
 _STOP_WAIT_S = 20.0
+_END_WAIT_S = 5.0  # between the end of its reports and its own
 _READY_STEP_S = 0.5
 _NOT_READY = 605
 _UNNAMED = itertools.count(1)
@@ -54,7 +54,9 @@ def launch(config: str | os.PathLike[str] | Mapping[str, Any] | None = None, *, 
         node.stop()
         raise
     cluster = Cluster(client, node)
-    node.trace_to = _trace_file(normalized)
+    trace_file = _trace_file(normalized)
+    if trace_file is not None:
+        cluster.record_until_closed(trace_file)
     return cluster
 
 
@@ -67,7 +69,6 @@ class NodeProcess:
         file = Path(self._folder.name) / f"cluster{suffix}"
         file.write_text(config, encoding="utf-8")
         self._output = Path(self._folder.name) / "node.log"
-        self.trace_to: str | None = None
         self.events: collections.deque[dict[str, Any]] = collections.deque(maxlen=_EVENTS_KEPT)
         self.failure: CallboardError | None = None
         self.run_dir = ""
@@ -132,7 +133,9 @@ class NodeProcess:
         if failure is not None:
             raise failure
         if ended:
-            status = self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_WAIT_S)
+            status = self._process.returncode
             raise StartError(
                 f"the node actor ended with status {status} before the cluster was ready", detail=self.last_output()
             )
@@ -177,7 +180,8 @@ class NodeProcess:
 
 def find_program(name: str) -> str:
     """$CALLBOARD_BIN_DIR, the package's own bin, the build tree's, this Python's, $PATH."""
-    package = Path(__file__).resolve().parent
+    # Not resolved: a build tree holds links to the sources, and its programs are beside it.
+    package = Path(__file__).absolute().parent
     folders = [package / "bin", package.parent.parent / "bin", Path(sys.executable).parent]
     chosen = os.environ.get("CALLBOARD_BIN_DIR")
     if chosen:
@@ -293,16 +297,10 @@ os.register_at_fork(after_in_child=_forget_lifelines)
 
 
 def _read_status(reference: weakref.ref[NodeProcess], status: int) -> None:
-    """Until the node actor closes its end, or nobody has the cluster any more."""
+    """Until the node actor closes its end; it does when this process lets go of the lifeline."""
     rest = b""
     try:
-        while reference() is not None:
-            ready, _, _ = select.select([status], [], [], 1.0)
-            if not ready:
-                continue
-            chunk = os.read(status, 65536)
-            if not chunk:
-                break
+        while chunk := os.read(status, 65536):
             *lines, rest = (rest + chunk).split(b"\n")
             _deliver(reference, lines)
     finally:

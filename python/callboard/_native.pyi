@@ -27,7 +27,7 @@ class NativeError(Exception):
     error: ErrorDict
 
 # An integer over the program's symbols: 3, ("sym", 0), ("value", 12), ("+", ("sym", 0), 1).
-# Operators: + - * // % min max ** == != < <= > >= and or (two operands), not (one).
+# Operators: + - * // % min max ** == != < <= > >= and or (two operands; + * min max and or: two or more), not (one).
 Expr = int | tuple[Any, ...]
 
 # One argument of a node, tagged:
@@ -86,9 +86,9 @@ class GraphBuilder:
         offset: int = 0,
         owner: object = None,
     ) -> int:
-        """`storage`: (address, bytes) of the whole storage, on the CPU. `owner` is kept as long as the builder, and with
-        it the storage, which must not change meanwhile. Equal storages are hashed and kept once. `offset` and strides in
-        elements. Id of the value."""
+        """`storage`: (address, bytes) of the whole storage, on the CPU. `owner` is kept as long as the builder, and
+        with it the storage, which must not change meanwhile. Equal storages are hashed and kept once. `offset` and
+        strides in elements. Id of the value."""
 
     def add_state(self, name: str, before: int, after: int) -> None:
         """The constant `before` is a buffer that the program replaces by `after`."""
@@ -143,20 +143,12 @@ class FragmentInfo(TypedDict):
     pure: bool
     random: bool
 
-# Tensors cross as DLPack capsules ("dltensor", CPU), or, for dtypes that DLPack lacks (see dlpack_dtypes), as raw tuples:
-#   in:  (address, dtype, sizes, strides, offset, bytes, owner)  address and bytes of the whole storage, offset in elements;
-#        `owner` is kept until no device reads the memory any more
-#   out: (buffer, dtype, sizes, strides, offset)                 `buffer` is a NativeBuffer (writable buffer protocol)
+# Tensors go out as DLPack capsules ("dltensor", CPU; every dtype of torch.from_dlpack). They come in as such capsules,
+# or as raw tuples, which keep the strides of dimensions of size one:
+#   (address, dtype, sizes, strides, offset, bytes, owner)  address and bytes of the whole storage, offset in elements;
+#   `owner` is kept until no device reads the memory any more
 InputValue = None | int | float | bool | object | tuple[int, str, Sequence[int], Sequence[int], int, int, object]
-OutputValue = None | int | float | bool | str | object | tuple["NativeBuffer", str, list[int], list[int], int]
-
-class NativeBuffer:
-    """Bytes of a result; writing changes this process's copy only. Supports the buffer protocol (format "B")."""
-
-    def __len__(self) -> int: ...
-    @property
-    def address(self) -> int:
-        """0 if empty. torch.frombuffer refuses empty buffers."""
+OutputValue = None | int | float | bool | str | object
 
 class NativeFuture:
     @property
@@ -200,9 +192,9 @@ class NativeProgram:
     @property
     def annotations(self) -> dict[str, str]: ...
     def submit(self, inputs: Sequence[InputValue], deadline: float | None = None) -> NativeFuture:
-        """Never waits for the cluster. `deadline` in seconds from now; None: the default of 120 s. A capsule given here is
-        consumed. Small tensors are copied during the call; larger ones once into shared memory, unless they lie there
-        (Client.allocate, results of this client are copied)."""
+        """Never waits for the cluster. `deadline` in seconds from now; None: the default of 120 s. A capsule given here
+        is consumed. Small tensors are copied during the call; larger ones once into shared memory, unless they came from
+        Client.allocate."""
 
 class ActorEventDict(TypedDict):
     actor: str  # "cpu0#2"
@@ -236,15 +228,17 @@ class Client:
     ) -> NativeProgram:
         """`bytes`: from encode(); its constants must be known to the host already."""
 
-    def load_file(self, path: str, placement: PlacementDict | None = None, timeout: float | None = None) -> NativeProgram:
+    def load_file(
+        self, path: str, placement: PlacementDict | None = None, timeout: float | None = None
+    ) -> NativeProgram:
         """From save(). `placement` None: the one in the file."""
 
     def operation(self, name: str, arguments_json: str = "{}", timeout: float | None = None) -> str:
         """An entry of the coordinator's table of operations; JSON objects both ways."""
 
     def allocate(self, dtype: str, sizes: Sequence[int]) -> object:
-        """An uninitialised contiguous tensor that devices can read without a copy: a DLPack capsule, or a raw tuple (out)
-        where DLPack lacks the dtype. Leave it unchanged while a request that got it runs."""
+        """A DLPack capsule: an uninitialised contiguous tensor that devices can read without a copy. Leave it unchanged
+        while a request that got it runs."""
 
     def completion_fd(self) -> int:
         """An eventfd, readable when drain_completed() or drain_events() has something; owned by the client."""
@@ -260,9 +254,6 @@ class Client:
 
 def version() -> str: ...
 def protocol_version() -> int: ...
-def dlpack_dtypes() -> list[str]:
-    """Dtypes that cross as DLPack capsules; all others cross as raw tuples."""
-
 def validate_config(text: str, file: str = "<string>") -> str:
     """The effective cluster file as normalized YAML; NativeError with every finding."""
 

@@ -160,12 +160,11 @@ class Structure:
         return Structure(leaves, in_spec, out_spec, content["parameters"])
 
 
-def flat_structure(input_names: Sequence[str], output_count: int) -> Structure:
-    """For programs that were not made by this package: positional inputs, a tuple of results (one: the result)."""
+def flat_structure(input_names: Sequence[str], result: Any) -> Structure:
+    """For programs that were not made from a module: positional inputs, and results in the structure of `result`."""
     leaves = [Leaf(name, number) for number, name in enumerate(input_names)]
     in_spec = pytree.tree_structure((tuple(input_names), {}))
-    out_spec = pytree.tree_structure(0 if output_count == 1 else tuple(range(output_count)))
-    return Structure(leaves, in_spec, out_spec, list(input_names))
+    return Structure(leaves, in_spec, pytree.tree_structure(result), list(input_names))
 
 
 def parameter_names(function: Callable[..., Any], count: int) -> list[str]:

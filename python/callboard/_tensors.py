@@ -20,7 +20,6 @@ _WASTE_FACTOR_MAX = 4
 _DTYPE_NAMES = {
     dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
 }
-_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
 
 
 def to_native(value: Any, name: str) -> Any:
@@ -56,17 +55,7 @@ def from_native(value: Any) -> Any:
     """A result as torch has it, without a copy; numbers and None as they are."""
     if value is None or isinstance(value, (int, float, str)):
         return value
-    if type(value) is not tuple:
-        return from_dlpack(value)
-    buffer, dtype_name, sizes, strides, offset = value
-    dtype = _DTYPES[dtype_name]
-    length = len(buffer)
-    if length == 0:
-        return torch.empty(0, dtype=dtype).as_strided(sizes, strides)
-    flat = torch.frombuffer(buffer, dtype=torch.uint8)
-    if length % dtype.itemsize:
-        flat = flat[: length - length % dtype.itemsize]
-    return flat.view(dtype).as_strided(sizes, strides, offset)
+    return from_dlpack(value)
 
 
 def _unwrapped(value: torch.Tensor, name: str) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -29,25 +30,30 @@ class TraceRecorder:
 
     def __enter__(self) -> TraceRecorder:
         self._operation("trace", action="on")
-        self._taker.start()
+        self.start()
         return self
+
+    def start(self) -> None:
+        """Collects from now on; whether devices record is not touched."""
+        self._taker.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._stop.set()
-        self._taker.join()
         try:
             self._operation("trace", action="off")
-            self._take()
         except CallboardError:
             if kind is None:
                 raise
         finally:
-            self.write()
+            self.finish()
 
-    def write(self) -> None:
-        """What was recorded so far."""
+    def finish(self) -> None:
+        """Takes what is left and writes the file, even if a device does not answer any more."""
+        self._stop.set()
+        self._taker.join()
+        with contextlib.suppress(CallboardError):
+            self._take()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}), encoding="utf-8")
 

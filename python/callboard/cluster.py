@@ -41,6 +41,7 @@ class Cluster:
         self._eager: collections.OrderedDict[Any, Program] = collections.OrderedDict()
         self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=_EVENTS_MAX)
         self._hub_made: CompletionHub | None = None
+        self._recorder: TraceRecorder | None = None
 
     # -- programs -----------------------------------------------------------------------------------------------------
 
@@ -89,7 +90,8 @@ class Cluster:
         if saved is not None:
             structure = Structure.loads(saved)
         else:
-            structure = flat_structure([info["name"] for info in native.inputs], len(native.output_names))
+            names, count = [info["name"] for info in native.inputs], len(native.output_names)
+            structure = flat_structure(names, 0 if count == 1 else tuple(range(count)))
         return Program(native, structure, self._hub, source=Path(path).resolve())
 
     def op(self, name: str, *args: Any, placement: str = "auto", **kwargs: Any) -> Any:
@@ -132,6 +134,11 @@ class Cluster:
         return self._client.cluster["run_dir"]
 
     @property
+    def record(self) -> dict[str, Any]:
+        """What clients need to find it: name, run_dir, node_pid, coordinator_pid, version and more."""
+        return dict(self._client.cluster)
+
+    @property
     def devices(self) -> list[str]:
         """Names of its devices, as placements use them."""
         return [actor["name"] for actor in self.status()["actors"] if actor["role"] == "device"]
@@ -152,6 +159,11 @@ class Cluster:
         from callboard._trace import TraceRecorder
 
         return TraceRecorder(self.operation, self.devices, path)
+
+    def record_until_closed(self, path: str | os.PathLike[str]) -> None:
+        """What `tracing: {enabled: true}` in the cluster file asks of launch(): the file is written by close()."""
+        self._recorder = self.trace(path)
+        self._recorder.start()
 
     def events(self) -> list[dict[str, Any]]:
         """What happened to actors since the last call: dicts with actor, name, event ("ready", "down", "restarting",
@@ -179,8 +191,13 @@ class Cluster:
 
     def close(self) -> None:
         """Ends the connection, and the cluster if launch() started it. What runs ends with Cancelled. Idempotent."""
+        recorder, self._recorder = self._recorder, None
         try:
+            if recorder is not None:
+                recorder.finish()
             self._client.close()
+            if self._hub_made is not None:
+                self._hub_made.close()
         finally:
             if self._node is not None:
                 self._node.stop()

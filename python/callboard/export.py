@@ -13,8 +13,11 @@ declares of each value anyway and every device checks; size arithmetic (sym_size
 from expressions where it is used; assertions that hold whatever the input is. All other assertions become
 callboard_sym::assert nodes.
 
-What differs from eager all the same: nn.TransformerEncoderLayer has a second implementation for inference that
-torch.export never sees; torch.backends.mha.set_fastpath_enabled(False) makes eager take the exported one.
+What differs from eager all the same, by a rounding: torch's matmul takes another path where a strided input meets a
+weight that requires grad, even under no_grad, and a program's constants do not require grad
+(module.requires_grad_(False) makes eager take the same path); and nn.TransformerEncoderLayer has a second
+implementation for inference that torch.export never sees (torch.backends.mha.set_fastpath_enabled(False) makes eager
+take the exported one).
 """
 
 from __future__ import annotations

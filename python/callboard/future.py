@@ -90,6 +90,7 @@ class CompletionHub:
 
     def __init__(self, client: _native.Client, on_event: Callable[[], None]) -> None:
         self._client = client
+        self._descriptor = client.completion_fd()
         self._on_event = on_event  # the same descriptor reports actor events
         self._lock = threading.Lock()
         self._waiting: dict[int, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]] = {}
@@ -103,7 +104,7 @@ class CompletionHub:
             self._waiting.setdefault(future.id, []).append((loop, waiter))
             self._watching[loop] = self._watching.get(loop, 0) + 1
             if self._watching[loop] == 1:
-                loop.add_reader(self._client.completion_fd(), self._drain)
+                loop.add_reader(self._descriptor, self._drain)
         waiter.add_done_callback(lambda _: self._forget(loop, future.id, waiter))
         future.notify()
         if future.is_ready():
@@ -114,8 +115,15 @@ class CompletionHub:
     def _drain(self) -> None:
         completed = self._client.drain_completed()
         self._on_event()
+        self._wake_all(completed)
+
+    def close(self) -> None:
+        """After the client was closed: every call has its outcome now."""
+        self._wake_all(list(self._waiting))
+
+    def _wake_all(self, numbers: list[int]) -> None:
         with self._lock:
-            woken = [entry for number in completed for entry in self._waiting.pop(number, ())]
+            woken = [entry for number in numbers for entry in self._waiting.pop(number, ())]
         for loop, waiter in woken:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(_wake, waiter)
@@ -129,8 +137,7 @@ class CompletionHub:
             self._watching[loop] -= 1
             if self._watching[loop] == 0:
                 del self._watching[loop]
-                if not self._client.closed:
-                    loop.remove_reader(self._client.completion_fd())
+                loop.remove_reader(self._descriptor)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

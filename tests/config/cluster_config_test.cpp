@@ -15,7 +15,8 @@ namespace {
 
 std::vector<std::string> names_of(const ClusterConfig& config) {
   std::vector<std::string> out;
-  for (const DeviceConfig& device : config.devices) out.push_back(device.name + ":" + device.kind + ":" + std::to_string(device.index));
+  for (const DeviceConfig& device : config.devices)
+    out.push_back(device.name + ":" + device.kind + ":" + std::to_string(device.index));
   return out;
 }
 
@@ -81,7 +82,8 @@ checks: {outputs: false, nan: true}
 }
 
 TEST_CASE("JSON is read too, and errors name the path") {
-  CHECK(validate(R"({"name": "j", "devices": [{"kind": "cpu", "count": 2}], "heartbeat": {"interval": "500ms"}})").ok());
+  CHECK(
+      validate(R"({"name": "j", "devices": [{"kind": "cpu", "count": 2}], "heartbeat": {"interval": "500ms"}})").ok());
   CHECK(findings_of(R"({"devices": [{"kind": "cpu"}, {"kind": "cpx"}]})") ==
         "1:40 E204 devices[1].kind is 'cpx'; allowed is cpu and cuda | did you mean 'cpu'?\n");
 }
@@ -90,7 +92,8 @@ TEST_CASE("an unknown key gives the nearest name, where it belongs, or the list 
   CHECK(findings_of("devices:\n  - {kind: cpu}\n  - {kind: cpu, memroy_limit: 1GiB}\n") ==
         "3:17 E201 unknown key 'memroy_limit' in devices[1] | did you mean 'memory_limit'?\n");
   CHECK(findings_of("devices: [{kind: cpu}]\ndeadline: 3s\n") ==
-        "2:1 E201 unknown key 'deadline' at the top level | the key 'deadline' belongs in limits; allowed keys are version, name, retry, "
+        "2:1 E201 unknown key 'deadline' at the top level | the key 'deadline' belongs in limits; allowed keys are "
+        "version, name, retry, "
         "devices, restart, heartbeat, limits, log, tracing and checks\n");
   CHECK(findings_of("devices: [{kind: cpu}]\nrestart: {backoff: {wait: 1s}}\n") ==
         "2:21 E201 unknown key 'wait' in restart.backoff | allowed keys are min and max\n");
@@ -103,50 +106,62 @@ TEST_CASE("R70: a section or key without a value is an error, the same on every 
       "3:7 E207 log.level has no value | give it one, or remove the key: the default is info\n";
   CHECK(findings_of(text) == expected);
   CHECK(findings_of(text) == expected);
-  CHECK(findings_of("devices:\n") .find("1:1 E207 devices has no value") == 0);
+  CHECK(findings_of("devices:\n").find("1:1 E207 devices has no value") == 0);
   CHECK(with_devices("~") == "1:11 E207 devices[0] has no value | write {kind: cpu}, or remove it\n");
   CHECK(findings_of("devices: [{kind: cpu}]\nlimits: {}\n").empty());
 }
 
 TEST_CASE("devices must be there, a list, and not empty") {
-  CHECK(findings_of("name: x\n") == "1:1 E207 the key 'devices' is missing | the smallest cluster file is: devices: [{kind: cpu}]\n");
+  CHECK(findings_of("name: x\n") ==
+        "1:1 E207 the key 'devices' is missing | the smallest cluster file is: devices: [{kind: cpu}]\n");
   CHECK(findings_of("devices: []\n").find("1:10 E207 devices is empty") == 0);
-  CHECK(findings_of("devices: {kind: cpu}\n") == "1:10 E203 devices wants a list of maps, not a map | as in: devices: [{kind: cpu}]\n");
-  CHECK(findings_of("devices: [cpu]\n") == "1:11 E203 devices[0] wants a map, not 'cpu' | as in: devices: [{kind: cpu}]\n");
+  CHECK(findings_of("devices: {kind: cpu}\n") ==
+        "1:10 E203 devices wants a list of maps, not a map | as in: devices: [{kind: cpu}]\n");
+  CHECK(findings_of("devices: [cpu]\n") ==
+        "1:11 E203 devices[0] wants a map, not 'cpu' | as in: devices: [{kind: cpu}]\n");
   CHECK(findings_of("devices: [{kind: cpu}]\nlog: [1]\n") == "2:6 E203 log wants keys, not a list\n");
 }
 
 TEST_CASE("default names and numbers are counted for each kind") {
-  const Validation validation = validate("devices: [{kind: cpu}, {kind: cuda, count: 2}, {kind: cpu, count: 2}, {kind: cuda}]");
+  const Validation validation =
+      validate("devices: [{kind: cpu}, {kind: cuda, count: 2}, {kind: cpu, count: 2}, {kind: cuda}]");
   REQUIRE(validation.ok());
-  CHECK(names_of(validation.config) ==
-        std::vector<std::string>{"cpu0:cpu:0", "cuda0:cuda:0", "cuda1:cuda:1", "cpu1:cpu:1", "cpu2:cpu:2", "cuda2:cuda:2"});
+  CHECK(names_of(validation.config) == std::vector<std::string>{"cpu0:cpu:0", "cuda0:cuda:0", "cuda1:cuda:1",
+                                                                "cpu1:cpu:1", "cpu2:cpu:2", "cuda2:cuda:2"});
   CHECK(names_of(validate("devices: [{kind: cuda, index: [3, 1]}, {kind: cuda, index: 5, count: 2}]").config) ==
         std::vector<std::string>{"cuda3:cuda:3", "cuda1:cuda:1", "cuda5:cuda:5", "cuda6:cuda:6"});
 }
 
 TEST_CASE("names of devices are unique, well formed and not taken by other actors") {
   CHECK(with_devices("{name: a}, {name: b}, {name: a}") ==
-        "1:40 E206 the name 'a' is taken twice: by devices[0] and by devices[2] | names are unique; {i} is the number among all devices of a kind\n");
-  CHECK(with_devices("{name: x, count: 2}").find("1:18 E206 devices[0].name is 'x' for 2 devices, whose names would be equal | put {i} into it") == 0);
+        "1:40 E206 the name 'a' is taken twice: by devices[0] and by devices[2] | names are unique; {i} is the number "
+        "among all devices of a kind\n");
+  CHECK(with_devices("{name: x, count: 2}")
+            .find("1:18 E206 devices[0].name is 'x' for 2 devices, whose names would be equal | put {i} into it") == 0);
   CHECK(with_devices("{name: Cpu}").find("1:18 E204 devices[0].name is 'Cpu', which is not a device name") == 0);
   CHECK(with_devices("{name: 'a#1'}").find("E204 devices[0].name is 'a#1'") != std::string::npos);
   CHECK(with_devices("{name: ''}").find("E204 devices[0].name is ''") != std::string::npos);
   CHECK(with_devices("{name: '../x'}").find("E204 devices[0].name is '../x'") != std::string::npos);
   CHECK(with_devices("{name: " + std::string(21, 'a') + "}").find("E204") != std::string::npos);
   CHECK(with_devices("{name: " + std::string(20, 'a') + "}").empty());
-  CHECK(with_devices("{name: '" + std::string(19, 'a') + "{i}', count: 11}").find("has more than 20 characters") != std::string::npos);
-  CHECK(with_devices("{name: coordinator}").find("E206 devices[0].name is 'coordinator', which another actor of the cluster has") != std::string::npos);
+  CHECK(with_devices("{name: '" + std::string(19, 'a') + "{i}', count: 11}").find("has more than 20 characters") !=
+        std::string::npos);
+  CHECK(with_devices("{name: coordinator}")
+            .find("E206 devices[0].name is 'coordinator', which another actor of the cluster has") !=
+        std::string::npos);
 }
 
 TEST_CASE("an index is for cuda, each GPU once, and as many as count says") {
   CHECK(with_devices("{kind: cpu, index: 1}").find("1:30 E206 devices[0].index is for kind cuda only") == 0);
-  CHECK(with_devices("{kind: cuda, index: [0, 1]}, {kind: cuda, name: g, index: 1}").find("E206 GPU 1 is named by devices[0] and by devices[1]") !=
+  CHECK(with_devices("{kind: cuda, index: [0, 1]}, {kind: cuda, name: g, index: 1}")
+            .find("E206 GPU 1 is named by devices[0] and by devices[1]") != std::string::npos);
+  CHECK(with_devices("{kind: cuda, index: [0, 1], count: 3}").find("names 2 GPUs, but count is 3") !=
         std::string::npos);
-  CHECK(with_devices("{kind: cuda, index: [0, 1], count: 3}").find("names 2 GPUs, but count is 3") != std::string::npos);
   CHECK(with_devices("{kind: cuda, index: []}").find("E207 devices[0].index is an empty list") != std::string::npos);
-  CHECK(with_devices("{kind: cuda, index: [0, -1]}").find("E204 devices[0].index is -1; allowed is 0 to 1023") != std::string::npos);
-  CHECK(with_devices("{kind: cuda, index: [~]}").find("E207 devices[0].index holds an empty item") != std::string::npos);
+  CHECK(with_devices("{kind: cuda, index: [0, -1]}").find("E204 devices[0].index is -1; allowed is 0 to 1023") !=
+        std::string::npos);
+  CHECK(with_devices("{kind: cuda, index: [~]}").find("E207 devices[0].index holds an empty item") !=
+        std::string::npos);
 }
 
 TEST_CASE("the number of devices is bounded") {
@@ -159,18 +174,21 @@ TEST_CASE("heartbeat times must agree, with each other and with defaults") {
   const std::string devices = "devices: [{kind: cpu}]\n";
   CHECK(findings_of(devices + "heartbeat: {interval: 2s}\n") ==
         "2:23 E206 heartbeat.interval (2s) must be less than heartbeat.suspect (1500ms, the default)\n"
-        "2:23 E206 heartbeat.dead (3s) must be at least three times heartbeat.interval (2s), so that one late beat is no death | set "
+        "2:23 E206 heartbeat.dead (3s) must be at least three times heartbeat.interval (2s), so that one late beat is "
+        "no death | set "
         "heartbeat.dead to 6s or more\n");
   CHECK(findings_of(devices + "heartbeat: {suspect: 3s}\n") ==
         "2:22 E206 heartbeat.suspect (3s) must be less than heartbeat.dead (3s, the default)\n");
-  CHECK(findings_of(devices + "heartbeat: {interval: 100ms, suspect: 200ms, dead: 299ms}\n").find("2:52 E206 heartbeat.dead (299ms)") == 0);
+  CHECK(findings_of(devices + "heartbeat: {interval: 100ms, suspect: 200ms, dead: 299ms}\n")
+            .find("2:52 E206 heartbeat.dead (299ms)") == 0);
   CHECK(findings_of(devices + "heartbeat: {interval: 100ms, suspect: 200ms, dead: 300ms}\n").empty());
   CHECK(findings_of(devices + "restart: {backoff: {min: 40s}}\n") ==
         "2:26 E206 restart.backoff.min (40s) must be at most restart.backoff.max (30s, the default)\n");
 }
 
 TEST_CASE("retry: pure is refused for now, with the reason") {
-  CHECK(findings_of("devices: [{kind: cpu}]\nretry: pure\n").find("2:8 E309 retry is 'pure', which is not available in this version | write never") == 0);
+  CHECK(findings_of("devices: [{kind: cpu}]\nretry: pure\n")
+            .find("2:8 E309 retry is 'pure', which is not available in this version | write never") == 0);
 }
 
 TEST_CASE("cluster names become paths, so their grammar is narrow") {
@@ -186,7 +204,8 @@ TEST_CASE("paths are absolute and nothing in them is expanded") {
   CHECK(findings_of("devices: [{}]\nlog: {dir: logs}\n") ==
         "2:12 E204 log.dir is 'logs', which is not an absolute path | start it with '/'; '~' is not expanded\n");
   CHECK(findings_of("devices: [{}]\nlog: {dir: ~/logs}\n").find("E204 log.dir is '~/logs'") != std::string::npos);
-  CHECK(findings_of("devices: [{}]\nlog: {dir: /tmp/$USER}\n").find("holds a '$': variables are not expanded") != std::string::npos);
+  CHECK(findings_of("devices: [{}]\nlog: {dir: /tmp/$USER}\n").find("holds a '$': variables are not expanded") !=
+        std::string::npos);
 }
 
 TEST_CASE("R53: a run directory too long for sockets is found here, with path, length and limit") {
@@ -194,7 +213,8 @@ TEST_CASE("R53: a run directory too long for sockets is found here, with path, l
   const Validation validation = validate_cluster("devices: [{kind: cpu}]", machine);
   REQUIRE(validation.errors == 1);
   CHECK(validation.findings[0].message ==
-        "the run directory " + machine.run_root + "/local has 126 bytes; at most 74 are possible, because a socket's path ends at 107");
+        "the run directory " + machine.run_root +
+            "/local has 126 bytes; at most 74 are possible, because a socket's path ends at 107");
   CHECK(validation.findings[0].hint.find("CALLBOARD_RUN_DIR") != std::string::npos);
   machine.run_root = "/" + std::string(67, 'r');
   CHECK(validate_cluster("devices: [{kind: cpu}]", machine).ok());
@@ -208,7 +228,8 @@ TEST_CASE("memory beyond the machine's is a warning, not an error") {
   CHECK(validation.findings[0].message == "the CPU devices may use 20GiB together; this machine has 16GiB");
   CHECK(validate("devices: [{kind: cpu, count: 2, memory_limit: 50%}]").warnings == 0);
   CHECK(validate("devices: [{kind: cuda, count: 2, memory_limit: 80GiB}]").warnings == 0);
-  CHECK(findings_of("devices: [{}]\ntracing: {file: /t}\n").find("2:17 W206 tracing.file is given, but tracing.enabled is false") == 0);
+  CHECK(findings_of("devices: [{}]\ntracing: {file: /t}\n")
+            .find("2:17 W206 tracing.file is given, but tracing.enabled is false") == 0);
 }
 
 TEST_CASE("all errors come at once, sorted by position") {

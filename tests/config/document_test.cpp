@@ -28,7 +28,8 @@ TEST_CASE("a tree keeps the positions, quotes and order of its text") {
 }
 
 TEST_CASE("columns count characters, not bytes") {
-  CHECK(findings_of("devices: [{kind: cpu}]\nlog: {'\xc3\xa4\xe2\x82\xac': 1, x: 2}\n").find("2:16 E201 unknown key 'x'") != std::string::npos);
+  CHECK(findings_of("devices: [{kind: cpu}]\nlog: {'\xc3\xa4\xe2\x82\xac': 1, x: 2}\n")
+            .find("2:16 E201 unknown key 'x'") != std::string::npos);
 }
 
 TEST_CASE("R65: a key given twice is refused with both lines") {
@@ -36,7 +37,8 @@ TEST_CASE("R65: a key given twice is refused with both lines") {
         "3:1 E202 key 'devices' is there twice: first in line 1, again in line 3 | keep one of them\n");
   CHECK(findings_of("devices: [{kind: cpu, count: 1, \"count\": 2}]\n") ==
         "1:33 E202 key 'count' is there twice: first in line 1, again in line 1 | keep one of them\n");
-  CHECK(findings_of("devices: [{kind: cpu}]\nx: 1\nx: 2\nx: 3\n").find("4:1 E202 key 'x' is there twice: first in line 2") != std::string::npos);
+  CHECK(findings_of("devices: [{kind: cpu}]\nx: 1\nx: 2\nx: 3\n")
+            .find("4:1 E202 key 'x' is there twice: first in line 2") != std::string::npos);
 }
 
 TEST_CASE("R69: aliases and anchors are refused where they stand, a self-alias and a bomb at once") {
@@ -64,7 +66,8 @@ TEST_CASE("an alias as key, a complex key, an empty key and a merge key are refu
   CHECK(findings_of("devices: [{kind: cpu}]\n? [a, b]\n: 1\n").find("2:3 E200 a key is a list or a map") == 0);
   CHECK(findings_of("devices: [{kind: cpu}]\n? {a: b}\n: 1\n").find("2:3 E200 a key is a list or a map") == 0);
   CHECK(findings_of("devices: [{kind: cpu}]\n~: 1\n").find("2:1 E200 a key is empty") == 0);
-  CHECK(findings_of("devices: &d [{kind: cpu}]\n*d : 1\n").find("2:1 E200 a key is an alias ('*')") != std::string::npos);
+  CHECK(findings_of("devices: &d [{kind: cpu}]\n*d : 1\n").find("2:1 E200 a key is an alias ('*')") !=
+        std::string::npos);
   CHECK(findings_of("devices: [{kind: cpu}]\n<<: {name: x}\n") ==
         "2:1 E201 unknown key '<<' at the top level | merge keys are not supported: write the keys out\n");
 }
@@ -92,14 +95,19 @@ TEST_CASE("depth, number of nodes and size of a file are bounded") {
   std::string wide = "x: [";
   for (int i = 0; i < 20'000; ++i) wide += "1,";
   CHECK(findings_of(wide + "]").find(" E200 more than 10000 keys and values") != std::string::npos);
-  CHECK(findings_of(std::string(kFileBytesMax + 1, '#')).find("1:1 E200 the file has 1048577 bytes; at most 1048576 are read") == 0);
+  CHECK(findings_of(std::string(kFileBytesMax + 1, '#'))
+            .find("1:1 E200 the file has 1048577 bytes; at most 1048576 are read") == 0);
 }
 
-TEST_CASE("what yaml-cpp would misread in silence is refused: end-of-transmission, NUL, UTF-16, bytes that are no UTF-8") {
+TEST_CASE(
+    "what yaml-cpp would misread in silence is refused: end-of-transmission, NUL, UTF-16, bytes that are no UTF-8") {
   // Byte 4 is the end of the file to yaml-cpp: the second line would not exist.
   CHECK(findings_of("devices: [{kind: cpu}]\n\x04nmae: x\n") == "2:1 E200 a control character (code 4) | remove it\n");
   CHECK(findings_of(std::string_view("a\0b", 3)).find("1:2 E200 a control character (code 0)") == 0);
-  CHECK(findings_of(std::string_view("\xff\xfe" "a\0", 4)).find("1:1 E200 the file is not UTF-8 here | save it as UTF-8") == 0);
+  CHECK(findings_of(std::string_view("\xff\xfe"
+                                     "a\0",
+                                     4))
+            .find("1:1 E200 the file is not UTF-8 here | save it as UTF-8") == 0);
   CHECK(findings_of("name: a\xc0\x80").find("1:8 E200 the file is not UTF-8 here") == 0);
   CHECK(findings_of("name: \xed\xa0\x80").find("1:7 E200 the file is not UTF-8 here") == 0);
   CHECK(findings_of("name: \xf4\x90\x80\x80").find("1:7 E200 the file is not UTF-8 here") == 0);
@@ -107,8 +115,12 @@ TEST_CASE("what yaml-cpp would misread in silence is refused: end-of-transmissio
 }
 
 TEST_CASE("a byte-order mark and CRLF are fine and do not move positions") {
-  CHECK(findings_of("\xef\xbb\xbf" "devices: [{kind: cpu}]\r\nname: lab\r\n").empty());
-  CHECK(findings_of("\xef\xbb\xbf" "nmae: x\r\ndevices: [{kind: cpu}]\r\n").find("1:1 E201 unknown key 'nmae'") == 0);
+  CHECK(findings_of("\xef\xbb\xbf"
+                    "devices: [{kind: cpu}]\r\nname: lab\r\n")
+            .empty());
+  CHECK(findings_of("\xef\xbb\xbf"
+                    "nmae: x\r\ndevices: [{kind: cpu}]\r\n")
+            .find("1:1 E201 unknown key 'nmae'") == 0);
 }
 
 TEST_CASE("broken YAML gives one error with its place and a hint") {
@@ -119,9 +131,12 @@ TEST_CASE("broken YAML gives one error with its place and a hint") {
 }
 
 TEST_CASE("a quote that is not closed is refused, though yaml-cpp alone would close it at the end of the file") {
-  for (const char* text : {"name: \"abc", "name: \"abc\n", "name: 'abc\ndevices: [{kind: cpu}]\n", "name: \"\ndevices: [{kind: cpu}]\n\n"}) {
+  for (const char* text : {"name: \"abc", "name: \"abc\n", "name: 'abc\ndevices: [{kind: cpu}]\n",
+                           "name: \"\ndevices: [{kind: cpu}]\n\n"}) {
     INFO(text);
-    CHECK(findings_of(text).find("E200 this is not YAML: illegal EOF in scalar | a quote is opened further up and not closed") != std::string::npos);
+    CHECK(findings_of(text).find(
+              "E200 this is not YAML: illegal EOF in scalar | a quote is opened further up and not closed") !=
+          std::string::npos);
   }
 }
 
@@ -135,8 +150,13 @@ TEST_CASE("an empty item of a list is reported where its dash is") {
 
 TEST_CASE("an empty file says what the smallest one is") {
   for (const char* text : {"", "\n\n", "# nothing\n", "---\n", "~\n"}) {
-    CHECK(findings_of(text).find(" E207 the file is empty | the smallest cluster file is: devices: [{kind: cpu}]") != std::string::npos);
+    CHECK(findings_of(text).find(" E207 the file is empty | the smallest cluster file is: devices: [{kind: cpu}]") !=
+          std::string::npos);
   }
-  CHECK(findings_of("[1]") == "1:1 E203 the file holds a list where it should hold keys | the smallest cluster file is: devices: [{kind: cpu}]\n");
-  CHECK(findings_of("hello") == "1:1 E203 the file holds 'hello' where it should hold keys | the smallest cluster file is: devices: [{kind: cpu}]\n");
+  CHECK(findings_of("[1]") ==
+        "1:1 E203 the file holds a list where it should hold keys | the smallest cluster file is: devices: [{kind: "
+        "cpu}]\n");
+  CHECK(findings_of("hello") ==
+        "1:1 E203 the file holds 'hello' where it should hold keys | the smallest cluster file is: devices: [{kind: "
+        "cpu}]\n");
 }

@@ -118,7 +118,8 @@ TEST_CASE("findings are shown with the line and a caret under the place") {
         "    2 |   - {kind: cpu, memroy_limit: 1GiB}\n"
         "      |                 ^^^^^^^^^^^^\n"
         "1 error, 0 warnings\n");
-  CHECK(format_findings(validate(text), text, "lab.yaml", true).find("\x1b[31;1merror[E201]\x1b[0m") != std::string::npos);
+  CHECK(format_findings(validate(text), text, "lab.yaml", true).find("\x1b[31;1merror[E201]\x1b[0m") !=
+        std::string::npos);
   CHECK(format_findings(validate("devices: [{}]"), "", "x", true).empty());
   const std::string wide = "devices: [{}]\nlog: {dir: /" + std::string(500, 'x') + ", lvel: 1}\n";
   const std::string shown = format_findings(validate(wide), wide, "f", false);
@@ -138,7 +139,8 @@ TEST_CASE("findings as JSON say the same") {
 
 TEST_CASE("K12: whatever is done to a file, the answer is a configuration or findings with places in it") {
   const std::string alphabet = "\n\n  \t:-{}[],#&*!|>'\"%@`?~<$0123abcdevinx\\\x01\x04\xc3\xa4\xff";
-  const std::string seeds[] = {kFull, read_file(source("config/examples/two_cpu.yaml")), R"({"devices": [{"kind": "cpu"}], "a": "\u00e4"})"};
+  const std::string seeds[] = {kFull, read_file(source("config/examples/two_cpu.yaml")),
+                               R"({"devices": [{"kind": "cpu"}], "a": "\u00e4"})"};
   std::mt19937 random(20'240'607);
   int refused = 0;
   for (int round = 0; round < 6'000; ++round) {
@@ -146,10 +148,18 @@ TEST_CASE("K12: whatever is done to a file, the answer is a configuration or fin
     for (int edits = 1 + static_cast<int>(random() % 6); edits > 0; --edits) {
       const std::size_t at = random() % (text.size() + 1);
       switch (random() % 4) {
-        case 0: text.insert(at, 1, alphabet[random() % alphabet.size()]); break;
-        case 1: text.erase(at, random() % 8); break;
-        case 2: text.insert(at, text.substr(random() % text.size(), random() % 40)); break;
-        default: text.resize(at); break;
+        case 0:
+          text.insert(at, 1, alphabet[random() % alphabet.size()]);
+          break;
+        case 1:
+          text.erase(at, random() % 8);
+          break;
+        case 2:
+          text.insert(at, text.substr(random() % text.size(), random() % 40));
+          break;
+        default:
+          text.resize(at);
+          break;
       }
       if (text.empty()) text = "x";
     }

@@ -24,7 +24,9 @@ DocumentNode in_quotes(std::string text) {
 }
 
 /// What is said about `count: <written>`.
-std::string count_of(const std::string& written) { return findings_of("devices: [{kind: cpu, count: " + written + "}]\n"); }
+std::string count_of(const std::string& written) {
+  return findings_of("devices: [{kind: cpu, count: " + written + "}]\n");
+}
 
 }  // namespace
 
@@ -50,12 +52,14 @@ TEST_CASE("R66: whole numbers are decimal, without leading zeros, underscores, s
   CHECK(read_int(plain("9223372036854775808")).error().code == ErrorCode::kConfigOutOfRange);
   CHECK(read_int(plain("99999999999999999999999999")).error().code == ErrorCode::kConfigOutOfRange);
   CHECK(count_of("010") ==
-        "1:30 E203 devices[0].count has a leading zero: 010 | write 10 (elsewhere a leading zero means octal, so it is refused)\n");
+        "1:30 E203 devices[0].count has a leading zero: 010 | write 10 (elsewhere a leading zero means octal, so it is "
+        "refused)\n");
   CHECK(count_of("05555").find("write 5555") != std::string::npos);
   CHECK(count_of("00").find("write 0 ") != std::string::npos);
   CHECK(count_of("0x10") == "1:30 E203 devices[0].count wants a whole number, not '0x10' | write it in decimal\n");
   CHECK(count_of("0o17").find("write it in decimal") != std::string::npos);
-  CHECK(count_of("1_0") == "1:30 E203 devices[0].count wants a whole number, not '1_0' | write the digits without '_'\n");
+  CHECK(count_of("1_0") ==
+        "1:30 E203 devices[0].count wants a whole number, not '1_0' | write the digits without '_'\n");
   CHECK(count_of("1e3").find("a whole number has no '.' and no exponent") != std::string::npos);
   CHECK(count_of("1.10").find("a whole number has no '.' and no exponent") != std::string::npos);
   CHECK(count_of("+1").find("write it without '+'") != std::string::npos);
@@ -63,14 +67,17 @@ TEST_CASE("R66: whole numbers are decimal, without leading zeros, underscores, s
   CHECK(count_of("true") == "1:30 E203 devices[0].count wants a whole number, not 'true'\n");
   CHECK(count_of("-1") == "1:30 E204 devices[0].count is -1; allowed is 1 to 256\n");
   CHECK(count_of("70000") == "1:30 E204 devices[0].count is 70000; allowed is 1 to 256\n");
-  CHECK(findings_of("version: 1.10\ndevices: [{kind: cpu}]\n").find("1:10 E203 version wants a whole number, not '1.10'") == 0);
+  CHECK(findings_of("version: 1.10\ndevices: [{kind: cpu}]\n")
+            .find("1:10 E203 version wants a whole number, not '1.10'") == 0);
   CHECK(findings_of("version: 2\ndevices: [{kind: cpu}]\n") == "1:10 E204 version is 2; allowed is only 1\n");
 }
 
 TEST_CASE("R66: quotes mean text, so a quoted number is no number") {
-  CHECK(count_of("\"2\"") ==
-        "1:30 E203 devices[0].count wants a whole number, but \"2\" is text because of its quotes | remove the quotes\n");
-  CHECK(count_of("'x'") == "1:30 E203 devices[0].count wants a whole number, but \"x\" is text because of its quotes\n");
+  CHECK(
+      count_of("\"2\"") ==
+      "1:30 E203 devices[0].count wants a whole number, but \"2\" is text because of its quotes | remove the quotes\n");
+  CHECK(count_of("'x'") ==
+        "1:30 E203 devices[0].count wants a whole number, but \"x\" is text because of its quotes\n");
   CHECK(count_of("[2]") == "1:30 E203 devices[0].count wants a whole number, not a list\n");
   CHECK(count_of("{a: 2}") == "1:30 E203 devices[0].count wants a whole number, not a map\n");
 }
@@ -138,7 +145,8 @@ TEST_CASE("written values read back as themselves") {
     const auto duration = std::chrono::milliseconds(ms);
     CHECK(read_duration(plain(write_duration(duration))).value() == duration);
   }
-  for (std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1023}, std::uint64_t{1024}, std::uint64_t{3} << 40, (std::uint64_t{1} << 40) + 1}) {
+  for (std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1023}, std::uint64_t{1024},
+                              std::uint64_t{3} << 40, (std::uint64_t{1} << 40) + 1}) {
     CHECK(read_size(plain(write_size(bytes)), 0).value() == bytes);
   }
   CHECK(write_duration(std::chrono::milliseconds(120'000)) == "2min");

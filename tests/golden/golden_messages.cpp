@@ -16,7 +16,8 @@ const ActorId kCoordinator{"coordinator", 2};
 
 TensorHandle inline_tensor() {
   return {TensorMeta::contiguous(DType::kFloat32, {2, 2}), InlineBytes{std::string("\x00\x00\x80\x3f\x00\x00\x00\x40"
-                                                                                    "\x00\x00\x40\x40\x00\x00\x80\x40", 16)}};
+                                                                                   "\x00\x00\x40\x40\x00\x00\x80\x40",
+                                                                                   16)}};
 }
 TensorHandle arena_tensor() {
   TensorHandle handle;
@@ -27,8 +28,8 @@ TensorHandle arena_tensor() {
 TensorHandle cuda_tensor() {
   TensorHandle handle;
   handle.meta = TensorMeta::contiguous(DType::kFloat16, {1024});
-  handle.data = CudaIpcBlock{kDevice1, std::string(16, '\xab'), std::string(64, '\x01'), std::string(64, '\x02'), 4,
-                             2u << 20, 2048, 78};
+  handle.data = CudaIpcBlock{
+      kDevice1, std::string(16, '\xab'), std::string(64, '\x01'), std::string(64, '\x02'), 4, 2u << 20, 2048, 78};
   return handle;
 }
 
@@ -96,7 +97,8 @@ std::vector<GoldenPacket> handshake_and_client() {
   const auto add = [&](std::string name, Message message, const ActorId& sender, std::uint64_t seq) {
     packets.push_back({std::move(name), {2, sender, seq, 40}, std::move(message)});
   };
-  add("hello", Hello{Role::kDevice, kDevice0, "demo", "0.1.0", 4711, "ipc:///tmp/cb/cpu0", R"({"kind":"cpu"})"}, kDevice0, 0);
+  add("hello", Hello{Role::kDevice, kDevice0, "demo", "0.1.0", 4711, "ipc:///tmp/cb/cpu0", R"({"kind":"cpu"})"},
+      kDevice0, 0);
   add("welcome", Welcome{2, kCoordinator}, kCoordinator, 0);
   add("refused", Refused{golden_error()}, kCoordinator, 0);
   add("beat", Beat{17, 5, 2, 1, 1u << 30}, kDevice0, 0);
@@ -126,12 +128,14 @@ std::vector<GoldenPacket> devices() {
   add("fragment_loaded", FragmentLoaded{hash_of("program"), 1, std::nullopt, true, false, 4096, 8192}, kDevice0, 1);
   add("unload_fragments", UnloadFragments{hash_of("program")}, kCoordinator, 2);
   add("peer_moved", PeerMoved{{kDevice1, "ipc:///tmp/cb/cpu1.2"}}, kCoordinator, 3);
-  add("run_fragment", RunFragment{900, 2, hash_of("program"), 1, kClient, every_value(), {8, 128}, 4'990}, kCoordinator, 4);
+  add("run_fragment", RunFragment{900, 2, hash_of("program"), 1, kClient, every_value(), {8, 128}, 4'990}, kCoordinator,
+      4);
   add("fragment_finished", FragmentFinished{900, 2, 1, std::nullopt, every_value(), 4, 1'234'567}, kDevice0, 2);
   add("cancel_run", CancelRun{900, Error(ErrorCode::kCancelled, "the client gave up")}, kCoordinator, 5);
   add("device_query", DeviceQuery{1, "memory", "{}"}, kCoordinator, 6);
   add("device_reply", DeviceReply{1, std::nullopt, R"({"bytes":0})"}, kDevice0, 3);
-  add("edge_values", EdgeValues{900, 2, 2, hash_of("program"), 0, 1, {{5, arena_tensor()}, {6, std::int64_t{3}}}}, kDevice1, 1);
+  add("edge_values", EdgeValues{900, 2, 2, hash_of("program"), 0, 1, {{5, arena_tensor()}, {6, std::int64_t{3}}}},
+      kDevice1, 1);
   add("release_leases", ReleaseLeases{kDevice0, {77, 78, 1u << 20}}, kDevice1, 2);
   return packets;
 }
@@ -170,7 +174,8 @@ std::vector<GoldenPacket> node_and_memory() {
 }  // namespace
 
 Error golden_error() {
-  Error error(ErrorCode::kUnknownOperator, "the device cannot run 2 operators", "install the package that defines them");
+  Error error(ErrorCode::kUnknownOperator, "the device cannot run 2 operators",
+              "install the package that defines them");
   error.actor = "cpu0#3";
   error.op = "aten::ad.Tensor";
   error.node = 3;
@@ -204,8 +209,13 @@ ProgramGraph golden_program() {
   add.cost = 128.5;
   program.nodes = {add, node("callboard_sym::size", {ArgValue{0}, std::int64_t{0}}, {{false, {3}}}),
                    node("demo::everything", every_argument(), {{true, {4, kNoValue, 5}}, {false, {kNoValue}}})};
-  program.outputs = {{"sum", ArgValue{2}}, {"none", ArgNone{}},          {"flag", false},
-                     {"n", std::int64_t{7}}, {"pi", 3.25}, {"text", std::string("t")}, {"size", ArgSymbol{twice_plus_one()}}};
+  program.outputs = {{"sum", ArgValue{2}},
+                     {"none", ArgNone{}},
+                     {"flag", false},
+                     {"n", std::int64_t{7}},
+                     {"pi", 3.25},
+                     {"text", std::string("t")},
+                     {"size", ArgSymbol{twice_plus_one()}}};
   program.annotations = {{"exporter", "0.1.0"}, {"inputs", "[*]"}};
   return program;
 }

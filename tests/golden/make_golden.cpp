@@ -47,8 +47,10 @@ int check(const fs::path& folder) {
   };
   const std::map<std::string, std::string> files = golden_frames();
   for (const auto& [name, bytes] : files) {
-    if (!fs::exists(folder / name)) report(name, "is missing");
-    else if (read_file(folder / name) != bytes) report(name, "differs: the protocol has changed");
+    if (!fs::exists(folder / name))
+      report(name, "is missing");
+    else if (read_file(folder / name) != bytes)
+      report(name, "differs: the protocol has changed");
   }
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();

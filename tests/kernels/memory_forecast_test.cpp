@@ -10,7 +10,9 @@ using namespace callboard::testing;
 
 namespace {
 
-ValueSpec floats(Expr size) { return ValueSpec{"", ValueKind::kTensor, DType::kFloat32, std::vector<Expr>{std::move(size)}}; }
+ValueSpec floats(Expr size) {
+  return ValueSpec{"", ValueKind::kTensor, DType::kFloat32, std::vector<Expr>{std::move(size)}};
+}
 
 MemoryForecast forecast_of(const Fragment& fragment, std::vector<std::pair<ValueId, ValueId>> shared = {}) {
   return MemoryForecast(fragment, compute_frees(fragment), shared);

@@ -81,8 +81,10 @@ TEST_CASE("a command that throws is reported and the next one runs") {
   std::vector<std::string> reported;
   bool ran = false;
   {
-    StreamThread stream({.name = "stream/test", .capacity = 8, .around = {},
-                         .on_exception = [&](std::string_view what) { reported.emplace_back(what); }});
+    StreamThread stream(
+        {.name = "stream/test", .capacity = 8, .around = {}, .on_exception = [&](std::string_view what) {
+           reported.emplace_back(what);
+         }});
     REQUIRE(stream.post([] { throw std::runtime_error("trouble"); }) == PushResult::kPushed);
     REQUIRE(stream.post([] { throw 5; }) == PushResult::kPushed);
     REQUIRE(stream.post([&] { ran = true; }) == PushResult::kPushed);
@@ -107,12 +109,14 @@ TEST_CASE("a stream thread carries its name and its guards around all commands")
   bool seen_inside = false;
   std::string name(16, '\0');
   {
-    StreamThread stream({.name = "stream/communicate", .capacity = 8,
-                         .around = [&](const std::function<void()>& serve) {
-                           inside = true;
-                           serve();
-                           inside = false;
-                         },
+    StreamThread stream({.name = "stream/communicate",
+                         .capacity = 8,
+                         .around =
+                             [&](const std::function<void()>& serve) {
+                               inside = true;
+                               serve();
+                               inside = false;
+                             },
                          .on_exception = {}});
     REQUIRE(stream.post([&] {
       seen_inside = inside;

@@ -64,13 +64,29 @@ TEST_CASE("random messages of every kind come back equal") {
 }
 
 TEST_CASE("every kind of argument comes back as the kind it was") {
-  const Argument arguments[] = {
-      ArgNone{}, ArgValue{7}, ArgValueList{{1, 2}}, ArgOptionalValueList{{1, kNoValue}}, true, std::int64_t{1},
-      ArgSymbol{Expr::symbol(3)}, 1.0, std::complex<double>{1, -2}, std::string("1"), ArgDType{DType::kBFloat16},
-      ArgLayout{"sparse_coo"}, ArgMemoryFormat{"channels_last"}, ArgDeviceSlot{0}, ArgLiteralDevice{"cuda:1"},
-      ArgIntList{{Expr::constant(INT64_MIN), Expr::value(2)}}, ArgFloatList{{0.5}}, ArgBoolList{{true, false, true}},
-      ArgStringList{{"a", ""}}, ArgScalar{true}, ArgScalar{std::int64_t{1}}, ArgScalar{1.0},
-      ArgScalar{std::complex<double>{0, 1}}};
+  const Argument arguments[] = {ArgNone{},
+                                ArgValue{7},
+                                ArgValueList{{1, 2}},
+                                ArgOptionalValueList{{1, kNoValue}},
+                                true,
+                                std::int64_t{1},
+                                ArgSymbol{Expr::symbol(3)},
+                                1.0,
+                                std::complex<double>{1, -2},
+                                std::string("1"),
+                                ArgDType{DType::kBFloat16},
+                                ArgLayout{"sparse_coo"},
+                                ArgMemoryFormat{"channels_last"},
+                                ArgDeviceSlot{0},
+                                ArgLiteralDevice{"cuda:1"},
+                                ArgIntList{{Expr::constant(INT64_MIN), Expr::value(2)}},
+                                ArgFloatList{{0.5}},
+                                ArgBoolList{{true, false, true}},
+                                ArgStringList{{"a", ""}},
+                                ArgScalar{true},
+                                ArgScalar{std::int64_t{1}},
+                                ArgScalar{1.0},
+                                ArgScalar{std::complex<double>{0, 1}}};
   std::set<std::size_t> kinds;
   for (const Argument& argument : arguments) {
     const Argument back = through_the_wire(argument);
@@ -221,7 +237,8 @@ TEST_CASE("what a reader would refuse for its size is not sent") {
   submit.symbols.assign(limits::kDecodeElementsMax, 0);
   CHECK(encode_packet({}, submit).error().code == ErrorCode::kTooLarge);
   submit.symbols.clear();
-  submit.inputs = {TensorHandle{TensorMeta::contiguous(DType::kUInt8, {17 << 20}), InlineBytes{std::string(17u << 20, 'x')}}};
+  submit.inputs = {
+      TensorHandle{TensorMeta::contiguous(DType::kUInt8, {17 << 20}), InlineBytes{std::string(17u << 20, 'x')}}};
   CHECK(encode_packet({}, submit).error().code == ErrorCode::kTooLarge);
 }
 

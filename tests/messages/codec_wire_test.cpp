@@ -47,7 +47,8 @@ TEST_CASE("an unsigned number beyond 63 bits is no signed one, a negative one no
   Reader reader(large, "x");
   CHECK_FALSE(reader.integer(integer));
   CHECK(reader.error().code == ErrorCode::kMalformed);
-  for (const std::int64_t below : {std::int64_t{-1}, std::int64_t{-33}, std::int64_t{-200}, std::int64_t{-70'000}, INT64_MIN}) {
+  for (const std::int64_t below :
+       {std::int64_t{-1}, std::int64_t{-33}, std::int64_t{-200}, std::int64_t{-70'000}, INT64_MIN}) {
     const std::string negative = written([&](Writer& w) { w.integer(below); });
     Reader second(negative, "x");
     CHECK_FALSE(second.natural(natural));
@@ -70,9 +71,9 @@ TEST_CASE("R41: floating-point numbers keep every bit") {
 }
 
 TEST_CASE("1, 1.0, true and text stay distinct: none is read as another") {
-  const std::string forms[] = {written([](Writer& w) { w.integer(1); }), written([](Writer& w) { w.real(1.0); }),
+  const std::string forms[] = {written([](Writer& w) { w.integer(1); }),    written([](Writer& w) { w.real(1.0); }),
                                written([](Writer& w) { w.boolean(true); }), written([](Writer& w) { w.text("1"); }),
-                               written([](Writer& w) { w.bytes("1"); }), written([](Writer& w) { w.nil(); })};
+                               written([](Writer& w) { w.bytes("1"); }),    written([](Writer& w) { w.nil(); })};
   for (std::size_t i = 0; i < std::size(forms); ++i) {
     std::int64_t integer = 0;
     double real = 0;
@@ -113,8 +114,8 @@ TEST_CASE("a text may have 1 MiB, not one byte more") {
 }
 
 TEST_CASE("text that is read is UTF-8, and what is written is made so") {
-  for (const char* bad : {"\x80", "\xc0\xaf", "\xc1\xbf", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80",
-                          "abc\xc3", "\xe2\x80", "12345678\xff"}) {
+  for (const char* bad : {"\x80", "\xc0\xaf", "\xc1\xbf", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80",
+                          "\xf5\x80\x80\x80", "abc\xc3", "\xe2\x80", "12345678\xff"}) {
     INFO(bad);
     CHECK_FALSE(is_utf8(bad));
     CHECK(is_utf8(repaired_utf8(bad)));
@@ -128,8 +129,12 @@ TEST_CASE("text that is read is UTF-8, and what is written is made so") {
     const std::string repaired = written([&](Writer& w) { w.text(bad); });
     CHECK(Reader(repaired, "x").text(back));
   }
-  for (const char* good : {"", "abc", "é…𝛼", "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf", "12345678é12345678"}) CHECK(is_utf8(good));
-  CHECK(repaired_utf8("a\xff" "b") == "a\xEF\xBF\xBD" "b");
+  for (const char* good : {"", "abc", "é…𝛼", "\xed\x9f\xbf", "\xf4\x8f\xbf\xbf", "12345678é12345678"})
+    CHECK(is_utf8(good));
+  CHECK(repaired_utf8("a\xff"
+                      "b") ==
+        "a\xEF\xBF\xBD"
+        "b");
 }
 
 TEST_CASE("a text that is cut ends at a character's border and says so") {
@@ -146,14 +151,14 @@ TEST_CASE("a text that is cut ends at a character's border and says so") {
 
 TEST_CASE("R60: a count that the bytes cannot hold is refused before anything is reserved") {
   std::size_t count = 0;
-  for (const std::string& bytes : {std::string("\xdd\xff\xff\xff\xff", 5), std::string("\xdc\xff\xff", 3),
-                                   std::string("\x9f", 1)}) {
+  for (const std::string& bytes :
+       {std::string("\xdd\xff\xff\xff\xff", 5), std::string("\xdc\xff\xff", 3), std::string("\x9f", 1)}) {
     Reader reader(bytes, "x");
     CHECK_FALSE(reader.open_array(count));
     CHECK(reader.error().code == ErrorCode::kTruncated);
   }
-  for (const std::string& bytes : {std::string("\xdf\xff\xff\xff\xff", 5), std::string("\xde\xff\xff", 3),
-                                   std::string("\x81\xc0", 2)}) {
+  for (const std::string& bytes :
+       {std::string("\xdf\xff\xff\xff\xff", 5), std::string("\xde\xff\xff", 3), std::string("\x81\xc0", 2)}) {
     Reader reader(bytes, "x");
     CHECK_FALSE(reader.open_map(count));
     CHECK(reader.error().code == ErrorCode::kTruncated);
@@ -208,7 +213,10 @@ TEST_CASE("skip passes over every form and nothing more") {
 }
 
 TEST_CASE("the first fault is kept, with its place") {
-  const std::string bytes = written([](Writer& w) { w.integer(1); w.text("x"); });
+  const std::string bytes = written([](Writer& w) {
+    w.integer(1);
+    w.text("x");
+  });
   Reader reader(bytes, "message 'demo'");
   std::int64_t integer = 0;
   bool boolean = false;

@@ -46,7 +46,8 @@ TEST_CASE("every flipped bit of a frame is noticed") {
 
 TEST_CASE("a shortened frame is truncated, a lengthened one corrupted") {
   const std::string frame = make_frame(3, "some body").value();
-  for (std::size_t size = 0; size < frame.size(); ++size) CHECK(refusal(frame.substr(0, size)) == ErrorCode::kTruncated);
+  for (std::size_t size = 0; size < frame.size(); ++size)
+    CHECK(refusal(frame.substr(0, size)) == ErrorCode::kTruncated);
   CHECK(refusal(frame + "x") == ErrorCode::kCorrupted);
   CHECK(refusal(frame) == ErrorCode::kOk);
 }

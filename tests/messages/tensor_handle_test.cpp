@@ -15,8 +15,9 @@ TEST_CASE("a handle holds if its tensor lies inside the data, to the last byte")
   CHECK(TensorHandle{kSixFloats, InlineBytes{std::string(24, 'x')}}.check());
   CHECK(arena(kSixFloats, 24).check());
   CHECK(arena(kSixFloats, 24, 4096).check());
-  CHECK(TensorHandle{kSixFloats, CudaIpcBlock{{"cuda0", 1}, std::string(16, 'u'), std::string(64, 'm'),
-                                              std::string(64, 'e'), 1, 512, 24, 1}}
+  CHECK(TensorHandle{
+      kSixFloats,
+      CudaIpcBlock{{"cuda0", 1}, std::string(16, 'u'), std::string(64, 'm'), std::string(64, 'e'), 1, 512, 24, 1}}
             .check());
   CHECK(TensorHandle{TensorMeta::contiguous(DType::kFloat32, {0}), InlineBytes{}}.check());
 }
@@ -36,7 +37,8 @@ TEST_CASE("R47: a handle whose tensor reaches one byte past its data is malforme
       {kSixFloats, CudaIpcBlock{{"cuda0", 1}, "", std::string(64, 'm'), std::string(64, 'e'), 1, 0, 24, 1}},
       {kSixFloats, CudaIpcBlock{{"cuda0", 1}, std::string(16, 'u'), "short", std::string(64, 'e'), 1, 0, 24, 1}},
       {kSixFloats, CudaIpcBlock{{"cuda0", 1}, std::string(16, 'u'), std::string(64, 'm'), "", 1, 0, 24, 1}},
-      {kSixFloats, CudaIpcBlock{{"cuda0", 1}, std::string(16, 'u'), std::string(64, 'm'), std::string(64, 'e'), 1, 0, 23, 1}},
+      {kSixFloats,
+       CudaIpcBlock{{"cuda0", 1}, std::string(16, 'u'), std::string(64, 'm'), std::string(64, 'e'), 1, 0, 23, 1}},
   };
   for (const TensorHandle& one : hostile) {
     INFO(one.meta.to_string());

@@ -8,6 +8,7 @@ side, and a difference between this one and eager is a fault of the exporter.
 from __future__ import annotations
 
 import ctypes
+import math
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,21 @@ _BINARY = {
     "max": max, "**": operator.pow, "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
     ">": operator.gt, ">=": operator.ge, "and": lambda a, b: bool(a) and bool(b), "or": lambda a, b: bool(a) or bool(b),
 }  # fmt: skip
+
+_PRIMITIVES = {
+    **{name: getattr(operator, name) for name in "add sub mul floordiv truediv mod pow eq ne lt le gt ge neg".split()},
+    "abs": abs,
+    "min": min,
+    "max": max,
+    "int": int,
+    "float": float,
+    "round": round,
+    "not": operator.not_,
+    **{name: getattr(math, name) for name in ("floor", "ceil", "trunc", "sqrt")},
+    "and": lambda a, b: bool(a and b),
+    "or": lambda a, b: bool(a or b),
+    "ite": lambda condition, a, b: a if condition else b,
+}
 
 
 @dataclass
@@ -100,6 +116,7 @@ class GraphOracle:
         return ids
 
     def add_output(self, name, source):
+        assert source[0] != "expr" or not _mentions_value(source[1]), "only a device knows that"
         self.outputs.append((name, source))
 
     def set_annotation(self, key, value):
@@ -190,6 +207,8 @@ class GraphOracle:
     def _call(self, op: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         if op == "callboard_sym::size":
             return [args[0].shape[args[1]]]
+        if op.startswith("callboard_sym::"):
+            return [_PRIMITIVES[op.removeprefix("callboard_sym::")](*args)]
         namespace, _, rest = op.partition("::")
         name, _, overload = rest.partition(".")
         function = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
@@ -214,6 +233,10 @@ class GraphOracle:
         else:
             assert type(made).__name__ == kind, (node, made)
         values[value] = made
+
+
+def _mentions_value(expr: Any) -> bool:
+    return isinstance(expr, tuple) and (expr[0] == "value" or any(map(_mentions_value, expr[1:])))
 
 
 def _symbols_of(expr: Any) -> set[int]:

@@ -133,6 +133,9 @@ class Encoder(Seeded):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
+        # torch's matmul folds its operands another way where a weight requires grad, even under no_grad; constants of
+        # a program do not.
+        self.requires_grad_(False)
 
     def forward(self, x):
         return self.layer(x)
@@ -294,6 +297,21 @@ class Automatic(nn.Module):
         return torch.cat([x, y], 1).softmax(-1)
 
 
+@case(
+    "floats and bools from sizes",
+    (rand(4, 3),),
+    (rand(9, 3),),
+    (rand(16, 3),),
+    dynamic_shapes=({0: Dim("n", min=2, max=64)},),
+)
+class FloatsFromSizes(nn.Module):
+    """Scale factors, as attention has them."""
+
+    def forward(self, x):
+        n = x.shape[0]
+        return x / torch.sym_float(n), x * (n / 2), x * n**0.5, n / 4, n > 5
+
+
 @case("sizes that depend on data", (torch.tensor([1.0, 0.0, 2.0, -1.0]),), (torch.tensor([0.0, 0.0, 0.0, 1.0]),))
 class DataDependent(nn.Module):
     """nonzero, masks, item."""
@@ -304,7 +322,7 @@ class DataDependent(nn.Module):
         count = (x > 0).sum().item()
         torch._check(count >= 0)
         torch._check(count <= 4)
-        return found, positive * 2, torch.zeros(count), x * x.max().item(), (x.sum() > 0).item(), count + 1
+        return found, positive * 2, torch.zeros(count), x * x.max().item(), (x.sum() > 0).item(), count + 1, count > 1
 
 
 @case("data-dependent sizes in arithmetic", (torch.tensor([1, 0, 2, 3]),), (torch.tensor([0, 0, 0, 1]),))
@@ -325,6 +343,19 @@ class Item(nn.Module):
         torch._check(k >= 0)
         torch._check(k <= x.shape[0])
         return x.narrow(0, 0, k)
+
+
+@case(
+    "a whole number as a free argument",
+    (rand(6), 2),
+    (rand(6), 5),
+    dynamic_shapes={"x": None, "n": Dim.DYNAMIC},
+)
+class FreeInteger(nn.Module):
+    """It becomes an input of the program."""
+
+    def forward(self, x, n):
+        return x * n, torch.ones(n), n + 1
 
 
 # -- effects ----------------------------------------------------------------------------------------------------------

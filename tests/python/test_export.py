@@ -92,6 +92,19 @@ def test_the_module_is_left_as_it_was() -> None:
     assert all(parameter.requires_grad for parameter in module.parameters())
 
 
+def test_inputs_are_called_what_the_caller_calls_them() -> None:
+    case = next(case for case in CASES if case.name == "nested arguments by name")
+    oracle, _ = build(case.make(), *case.calls[0])
+    assert [name for name, *_ in oracle.inputs] == ["data['a']", "data['b'][0]", "data['b'][1]", "extra[0]"]
+
+
+def test_a_function_keeps_the_names_of_its_parameters() -> None:
+    n = Dim("rows", min=2, max=9)
+    oracle, _ = build(lambda x, y: x @ y, (rand(2, 3), rand(3, 4)), None, ({0: n}, None))
+    assert [name for name, *_ in oracle.inputs] == ["x", "y"]
+    assert oracle.symbols == [("rows", 2, 9)]
+
+
 def test_a_plain_function_is_a_program_too() -> None:
     oracle, structure = build(lambda x, y: x @ y, (rand(2, 3), rand(3, 4)))
     (y,) = oracle.run(list(structure.flatten((rand(2, 3), rand(3, 4)), {})))

@@ -33,9 +33,15 @@ class Random {
   }
   /// Any bit pattern, with the special values more often. NaNs too, which are equal to nothing.
   double real() {
-    constexpr double kSpecial[] = {0.0, -0.0, 1.0, 0.1, std::numeric_limits<double>::infinity(),
-                                   -std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(),
-                                   std::numeric_limits<double>::denorm_min(), 9007199254740993.0};
+    constexpr double kSpecial[] = {0.0,
+                                   -0.0,
+                                   1.0,
+                                   0.1,
+                                   std::numeric_limits<double>::infinity(),
+                                   -std::numeric_limits<double>::infinity(),
+                                   std::numeric_limits<double>::quiet_NaN(),
+                                   std::numeric_limits<double>::denorm_min(),
+                                   9007199254740993.0};
     if (chance(50)) return kSpecial[below(std::size(kSpecial))];
     const std::uint64_t pattern = engine_();
     double value = 0;
@@ -58,7 +64,7 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-// -- any value that the codec can carry -----------------------------------------------------------------------------------
+// -- any value that the codec can carry ----------------------------------------------------------------------------
 
 template <class T>
 void fill(Random& random, T& value);
@@ -118,8 +124,9 @@ inline void fill(Random& random, TensorHandle& handle) {
     case 0: handle.data = InlineBytes{random.bytes(static_cast<std::size_t>(bytes))}; break;
     case 1: handle.data = ArenaBlock{owner, random.natural(), random.natural() >> 8, bytes, random.natural()}; break;
     default:
-      handle.data = CudaIpcBlock{owner,          random.bytes(16),      random.bytes(64), random.bytes(64),
-                                 random.natural(), random.natural() >> 8, bytes,            random.natural()};
+      handle.data = CudaIpcBlock{
+          owner, random.bytes(16), random.bytes(64), random.bytes(64), random.natural(), random.natural() >> 8,
+          bytes, random.natural()};
   }
 }
 
@@ -160,6 +167,9 @@ void fill(Random& random, std::variant<T...>& value) {
   fill_alternative(random, value, random.below(sizeof...(T)), std::index_sequence_for<T...>());
 }
 
+/// Derives from its variant; as itself it would meet the template for structs.
+inline void fill(Random& random, Argument& argument) { fill(random, static_cast<ArgumentVariant&>(argument)); }
+
 template <class T, auto Member>
 void fill_field(Random& random, T& value, codec::Binary<Member>) {
   value.*Member = random.bytes(random.below(40));
@@ -187,7 +197,8 @@ void fill(Random& random, T& value) {
     value = random.text();
   } else if constexpr (!std::same_as<T, std::monostate>) {
     std::apply([&](auto... field) { (fill_field(random, value, field), ...); }, codec::kFields<T>);
-    if constexpr (std::same_as<T, ProgramGraph> || std::same_as<T, Fragment>) value.schema_version = kGraphSchemaVersion;
+    if constexpr (std::same_as<T, ProgramGraph> || std::same_as<T, Fragment>)
+      value.schema_version = kGraphSchemaVersion;
   }
 }
 
@@ -198,7 +209,7 @@ inline Message random_message(Random& random, std::size_t index) {
   return message;
 }
 
-// -- programs that check_program accepts --------------------------------------------------------------------------------------
+// -- programs that check_program accepts ---------------------------------------------------------------------------
 
 /// `node_count` elementwise and list operators over one symbolic input and some constants; module paths "layer.0" … in
 /// order, so that placements by prefix cut it. Every node's first output is read by a later one or is an output.

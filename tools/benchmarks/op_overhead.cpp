@@ -1,6 +1,6 @@
-// Time per operator of a chain of one-element additions: as a fragment through DeviceRuntime (default checks, no hooks),
-// and as a loop over at::add on one thread in InferenceMode with the same allocator. Both in one process, in alternating
-// rounds; prints one JSON line with the medians.
+// Time per operator of a chain of one-element additions: as a fragment through DeviceRuntime (default checks, no
+// hooks), and as a loop over at::add on one thread in InferenceMode with the same allocator. Both in one process, in
+// alternating rounds; prints one JSON line with the medians.
 //   bench-op-overhead [rounds]
 #include <algorithm>
 #include <chrono>
@@ -148,7 +148,8 @@ int main(int argc, char** argv) {
     theirs.push_back(loop_us_per_op());
     ratios.push_back(ours.back() / theirs.back());
   }
-  std::printf("{\"nodes\": %u, \"rounds\": %d, \"ours_us_per_op\": %.4f, \"at_add_us_per_op\": %.4f, \"ratio\": %.4f}\n",
-              kNodes, rounds, median(ours), median(theirs), median(ratios));
+  std::printf(
+      "{\"nodes\": %u, \"rounds\": %d, \"ours_us_per_op\": %.4f, \"at_add_us_per_op\": %.4f, \"ratio\": %.4f}\n",
+      kNodes, rounds, median(ours), median(theirs), median(ratios));
   return 0;
 }

@@ -98,7 +98,8 @@ TEST_CASE("R47: a constant that reaches beyond its storage is refused", "[graph_
   CHECK(code_of(builder.add_constant("w", storage_of(values), meta)) == ErrorCode::kBadGraph);
   meta = TensorMeta::contiguous(DType::kFloat32, {INT64_MAX, 4});
   CHECK(code_of(builder.add_constant("w", storage_of(values), meta)) == ErrorCode::kBadGraph);
-  CHECK(code_of(builder.add_constant("w", {nullptr, 16, {}}, TensorMeta::contiguous(DType::kFloat32, {4}))) == ErrorCode::kBadArgument);
+  CHECK(code_of(builder.add_constant("w", {nullptr, 16, {}}, TensorMeta::contiguous(DType::kFloat32, {4}))) ==
+        ErrorCode::kBadArgument);
   CHECK(builder.graph().values.empty());
   CHECK(builder.constants().empty());
   CHECK(builder.add_constant("empty", {nullptr, 0, {}}, TensorMeta::contiguous(DType::kFloat32, {0})));
@@ -123,7 +124,8 @@ TEST_CASE("misuse is refused where it happens and leaves the builder as it was",
   for (const char* op : {"", "add", "::add", "aten::", "aten::add ", "aten::.Tensor", "aten::add."}) {
     CHECK(code_of(builder.call(op, {}, tensor("z"))) == ErrorCode::kBadGraph);
   }
-  for (const Argument& bad : std::initializer_list<Argument>{ArgValue{99}, ArgValueList{{0, 99}}, ArgOptionalValueList{{99}}}) {
+  for (const Argument& bad :
+       std::initializer_list<Argument>{ArgValue{99}, ArgValueList{{0, 99}}, ArgOptionalValueList{{99}}}) {
     auto refused = builder.call("aten::neg", {bad}, tensor("z"));
     REQUIRE(code_of(refused) == ErrorCode::kUseBeforeDefinition);
     CHECK(refused.error().op == "aten::neg");
@@ -131,15 +133,17 @@ TEST_CASE("misuse is refused where it happens and leaves the builder as it was",
   }
   CHECK(code_of(builder.call("aten::neg", {ArgSymbol{Expr::symbol(0)}}, tensor("z"))) == ErrorCode::kBadGraph);
   CHECK(code_of(builder.call("aten::neg", {ArgIntList{{Expr{}}}}, tensor("z"))) == ErrorCode::kBadGraph);
-  CHECK(code_of(builder.add_node({"aten::neg", {}, {}, {}, "", "", "", 0}, {GraphBuilder::Slot{false, {}}})) == ErrorCode::kBadArgument);
+  CHECK(code_of(builder.add_node({"aten::neg", {}, {}, {}, "", "", "", 0}, {GraphBuilder::Slot{false, {}}})) ==
+        ErrorCode::kBadArgument);
   CHECK(builder.graph() == before);
 }
 
 TEST_CASE("R37: unused, list and missing outputs keep their places", "[graph_builder]") {
   Sum sum;
-  auto outputs = sum.builder.add_node({"some::op", {ArgOptionalValueList{{sum.x, kNoValue}}}, {}, {}, "", "", "", 0},
-                                      {GraphBuilder::Slot::unused(), GraphBuilder::Slot{true, {tensor("a"), std::nullopt}},
-                                       GraphBuilder::Slot{true, {}}, GraphBuilder::Slot::one(tensor("b"))});
+  auto outputs =
+      sum.builder.add_node({"some::op", {ArgOptionalValueList{{sum.x, kNoValue}}}, {}, {}, "", "", "", 0},
+                           {GraphBuilder::Slot::unused(), GraphBuilder::Slot{true, {tensor("a"), std::nullopt}},
+                            GraphBuilder::Slot{true, {}}, GraphBuilder::Slot::one(tensor("b"))});
   REQUIRE(outputs);
   REQUIRE(outputs->size() == 4);
   CHECK(outputs->at(0).values == std::vector<ValueId>{kNoValue});
@@ -205,5 +209,8 @@ TEST_CASE("a program file that was changed is refused", "[program_file]") {
   CHECK(rewritten([](auto&, auto&, auto& metadata) { metadata.erase("format"); }) == ErrorCode::kMalformed);
   CHECK(rewritten([](auto& items, auto&, auto&) { items[0].sizes = {4}; }) == ErrorCode::kCorrupted);
   CHECK(rewritten([](auto&, auto& bytes, auto&) { bytes[1].back() ^= 1; }) == ErrorCode::kCorrupted);
-  CHECK(rewritten([](auto&, auto& bytes, auto&) { bytes[1][4] ^= 2; }) == ErrorCode::kVersionMismatch);
+  CHECK(rewritten([](auto&, auto& bytes, auto&) {
+          const FrameView frame = read_frame(bytes[1]).value();
+          bytes[1] = make_frame(frame.type, std::string(frame.body), kProtocolVersion + 1).value();
+        }) == ErrorCode::kVersionMismatch);
 }

@@ -87,7 +87,8 @@ TEST_CASE_METHOD(Fixture, "writing refuses what the format cannot say", "[safete
   CHECK_FALSE(write_safetensors(folder.path + "/absent/x", {}, {}));
 }
 
-TEST_CASE_METHOD(Fixture, "R47, R60: a hostile file is refused with its name and nothing is reserved for it", "[safetensors]") {
+TEST_CASE_METHOD(Fixture, "R47, R60: a hostile file is refused with its name and nothing is reserved for it",
+                 "[safetensors]") {
   const std::string one = R"({"x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})";
   CHECK(refusal(with_header(one, "abcd")) == ErrorCode::kOk);
   CHECK(refusal(with_header("{}")) == ErrorCode::kOk);
@@ -107,7 +108,9 @@ TEST_CASE_METHOD(Fixture, "R47, R60: a hostile file is refused with its name and
   CHECK(refusal(with_header(one, "abc")) == ErrorCode::kTruncated);
   CHECK(refusal(with_header(one, "abcde")) == ErrorCode::kMalformed);
   CHECK(refusal(with_header("{}", "x")) == ErrorCode::kMalformed);
+}
 
+TEST_CASE_METHOD(Fixture, "R47: an entry that the file does not hold, or that lies, is refused", "[safetensors]") {
   const auto entry = [](const std::string& fields) { return with_header("{\"x\":{" + fields + "}}", "abcd"); };
   CHECK(refusal(entry(R"("dtype":"U8","shape":[5],"data_offsets":[0,4])")) == ErrorCode::kMalformed);
   CHECK(refusal(entry(R"("dtype":"U8","shape":[4],"data_offsets":[1,5])")) == ErrorCode::kMalformed);
@@ -117,8 +120,10 @@ TEST_CASE_METHOD(Fixture, "R47, R60: a hostile file is refused with its name and
   CHECK(refusal(entry(R"("dtype":"U8","shape":[4],"data_offsets":[0,18446744073709551615])")) == ErrorCode::kMalformed);
   CHECK(refusal(entry(R"("dtype":"U8","shape":[4],"data_offsets":[0,1e1])")) == ErrorCode::kMalformed);
   CHECK(refusal(entry(R"("dtype":"U8","shape":[-4],"data_offsets":[0,4])")) == ErrorCode::kMalformed);
-  CHECK(refusal(entry(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4])")) == ErrorCode::kMalformed);
-  CHECK(refusal(entry(R"("dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0])")) == ErrorCode::kMalformed);
+  CHECK(refusal(entry(R"("dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4])")) ==
+        ErrorCode::kMalformed);
+  CHECK(refusal(entry(R"("dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0])")) ==
+        ErrorCode::kMalformed);
   CHECK(refusal(entry(R"("dtype":"F4","shape":[4],"data_offsets":[0,4])")) == ErrorCode::kUnsupported);
   CHECK(refusal(entry(R"("dtype":4,"shape":[4],"data_offsets":[0,4])")) == ErrorCode::kMalformed);
   CHECK(refusal(entry(R"("dtype":"U8","shape":[4])")) == ErrorCode::kMalformed);
@@ -129,13 +134,17 @@ TEST_CASE_METHOD(Fixture, "R47, R60: a hostile file is refused with its name and
   CHECK(refusal(entry(R"("dtype":"U8","shape":[[4]],"data_offsets":[0,4])")) == ErrorCode::kMalformed);
   std::string ranks = "1";
   for (int i = 0; i < 64; ++i) ranks += ",1";
-  CHECK(refusal(with_header(R"({"x":{"dtype":"U8","shape":[)" + ranks + R"(],"data_offsets":[0,1]}})", "a")) == ErrorCode::kMalformed);
+  CHECK(refusal(with_header(R"({"x":{"dtype":"U8","shape":[)" + ranks + R"(],"data_offsets":[0,1]}})", "a")) ==
+        ErrorCode::kMalformed);
 
   const std::string x = R"("x":{"dtype":"U8","shape":[4],"data_offsets":[0,4]})";
   CHECK(refusal(with_header("{" + x + "," + x + "}", "abcd")) == ErrorCode::kMalformed);
-  CHECK(refusal(with_header("{" + x + R"(,"y":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", "abcdef")) == ErrorCode::kMalformed);
-  CHECK(refusal(with_header("{" + x + R"(,"y":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", "abcd")) == ErrorCode::kMalformed);
-  CHECK(refusal(with_header("{" + x + R"(,"y":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}})", "abcdef")) == ErrorCode::kMalformed);
+  CHECK(refusal(with_header("{" + x + R"(,"y":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})", "abcdef")) ==
+        ErrorCode::kMalformed);
+  CHECK(refusal(with_header("{" + x + R"(,"y":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}})", "abcd")) ==
+        ErrorCode::kMalformed);
+  CHECK(refusal(with_header("{" + x + R"(,"y":{"dtype":"U8","shape":[1],"data_offsets":[5,6]}})", "abcdef")) ==
+        ErrorCode::kMalformed);
   CHECK(refusal(with_header(R"({"__metadata__":{"a":1}})")) == ErrorCode::kMalformed);
   CHECK(refusal(with_header(R"({"__metadata__":{"a":{}}})")) == ErrorCode::kMalformed);
   CHECK(refusal(with_header(R"({"__metadata__":{"a":"1","a":"2"}})")) == ErrorCode::kMalformed);
@@ -146,7 +155,8 @@ TEST_CASE_METHOD(Fixture, "R47, R60: a hostile file is refused with its name and
   CHECK(refusal(with_header(deep)) == ErrorCode::kMalformed);
 }
 
-TEST_CASE_METHOD(Fixture, "every cut and every flipped bit of a file gives a file or an error, never a fault", "[safetensors]") {
+TEST_CASE_METHOD(Fixture, "every cut and every flipped bit of a file gives a file or an error, never a fault",
+                 "[safetensors]") {
   const char data[24] = "some bytes of a tensor";
   const SafetensorsItem items[] = {{"a", DType::kUInt8, {3, 4}, data}, {"b", DType::kInt16, {6}, data}};
   REQUIRE(write_safetensors(path, items, {{"key", "value"}}));

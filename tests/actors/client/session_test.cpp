@@ -226,7 +226,8 @@ TEST_CASE("a message of no meaning to a client changes nothing", "[session]") {
   CHECK(only<Session::Notify>(receive(*session, ActorEvent{{"cpu0", 2}, "down", {}})).event.who.name == "cpu0");
 }
 
-TEST_CASE("CS-1, CS-2: whatever comes in whatever order, each request completes once and frees its inputs once", "[session]") {
+TEST_CASE("CS-1, CS-2: whatever comes in whatever order, each request completes once and frees its inputs once",
+          "[session]") {
   for (unsigned seed = 1; seed <= 200; ++seed) {
     unsigned state = seed * 2654435761u;
     const auto roll = [&](unsigned sides) {
@@ -256,10 +257,18 @@ TEST_CASE("CS-1, CS-2: whatever comes in whatever order, each request completes 
             take(actions);
           }
           break;
-        case 2: take(receive(*session, ok(some, roll(2) == 0), now)); break;
-        case 3: take(receive(*session, Quiesced{some}, now)); break;
-        case 4: take(session->cancel(some)); break;
-        default: take(session->step(Session::Tick{}, now)); break;
+        case 2:
+          take(receive(*session, ok(some, roll(2) == 0), now));
+          break;
+        case 3:
+          take(receive(*session, Quiesced{some}, now));
+          break;
+        case 4:
+          take(session->cancel(some));
+          break;
+        default:
+          take(session->step(Session::Tick{}, now));
+          break;
       }
     }
     take(session->step(Session::Tick{}, now + 1h));

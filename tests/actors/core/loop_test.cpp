@@ -172,7 +172,10 @@ TEST_CASE("what a callback throws does not leave the loop") {
 TEST_CASE("stop from another thread ends a loop that waits for nothing; a second stop does no harm") {
   auto loop = Loop::create();
   std::atomic<bool> running{false};
-  loop->post([&] { running = true; running.notify_all(); });
+  loop->post([&] {
+    running = true;
+    running.notify_all();
+  });
   std::thread stopper([&] {
     running.wait(false);
     loop->stop();

@@ -22,13 +22,15 @@ ValueId FragmentMaker::add(ValueSpec spec) {
 
 ValueId FragmentMaker::input(ValueSpec spec) {
   const ValueId id = add(std::move(spec));
-  fragment_.inputs.push_back({id, FragmentInput::Source::kProgramInput, static_cast<std::uint32_t>(fragment_.inputs.size())});
+  fragment_.inputs.push_back(
+      {id, FragmentInput::Source::kProgramInput, static_cast<std::uint32_t>(fragment_.inputs.size())});
   return id;
 }
 
 ValueId FragmentMaker::constant(ContentHash storage, std::uint64_t storage_bytes, TensorMeta meta) {
   const ValueId id = add(tensor_spec(meta.dtype, meta.sizes));
-  fragment_.constants.push_back({"constant_" + std::to_string(id), id, std::move(storage), storage_bytes, std::move(meta)});
+  fragment_.constants.push_back(
+      {"constant_" + std::to_string(id), id, std::move(storage), storage_bytes, std::move(meta)});
   return id;
 }
 
@@ -44,8 +46,9 @@ ValueId FragmentMaker::node(const std::string& op, std::vector<Argument> args, K
   return node_of(op, std::move(args), std::move(kwargs), {{std::move(output)}})[0][0];
 }
 
-std::vector<std::vector<ValueId>> FragmentMaker::node_of(const std::string& op, std::vector<Argument> args, Kwargs kwargs,
-                                                         std::vector<std::vector<ValueSpec>> outputs, std::vector<bool> lists) {
+std::vector<std::vector<ValueId>> FragmentMaker::node_of(const std::string& op, std::vector<Argument> args,
+                                                         Kwargs kwargs, std::vector<std::vector<ValueSpec>> outputs,
+                                                         std::vector<bool> lists) {
   Node node;
   node.op = op;
   node.args = std::move(args);

@@ -145,7 +145,8 @@ TestDevice::TestDevice(RuntimeOptions options) {
     const auto found = constants().find(hash);
     if (found == constants().end()) return fail(ErrorCode::kConstantMissing, "nobody has " + hash.hex());
     const c10::Storage& storage = found->second.storage();
-    return ConstantStorage{static_cast<std::byte*>(storage.mutable_data()), storage.nbytes(), std::make_shared<at::Tensor>(found->second)};
+    return ConstantStorage{static_cast<std::byte*>(storage.mutable_data()), storage.nbytes(),
+                           std::make_shared<at::Tensor>(found->second)};
   };
   auto made = create_device_runtime(std::move(options), memory.arena, memory.segments.get(), opener);
   if (!made) throw std::runtime_error(made.error().to_string());
@@ -199,7 +200,8 @@ RunResult TestDevice::run(const Fragment& fragment, std::vector<WireValue> input
   return run(order(fragment, std::move(inputs), std::move(symbols)));
 }
 
-at::Tensor TestDevice::result(const Fragment& fragment, const std::vector<at::Tensor>& inputs, std::vector<std::int64_t> symbols) {
+at::Tensor TestDevice::result(const Fragment& fragment, const std::vector<at::Tensor>& inputs,
+                              std::vector<std::int64_t> symbols) {
   std::vector<WireValue> wires;
   for (const at::Tensor& input : inputs) wires.push_back(to_wire(input));
   const RunResult made = run(fragment, std::move(wires), std::move(symbols));

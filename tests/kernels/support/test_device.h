@@ -1,5 +1,5 @@
-// A DeviceRuntime with memory and helpers, for tests. One arena per process serves LibTorch, as in a device actor; a second
-// one stands for another process.
+// A DeviceRuntime with memory and helpers, for tests. One arena per process serves LibTorch, as in a device actor; a
+// second one stands for another process.
 #pragma once
 
 #include <condition_variable>
@@ -22,9 +22,9 @@ inline const ActorId kClient{"client", 7};
 
 /// Created on first use; ATen allocates from `arena` from then on.
 struct TestMemory {
-  kernels::Arena* arena = nullptr;                 ///< of kSelf
-  kernels::Arena* peer = nullptr;                  ///< of kPeer
-  std::unique_ptr<kernels::SegmentMap> segments;   ///< sees both; releases go to the owner at once
+  kernels::Arena* arena = nullptr;                ///< of kSelf
+  kernels::Arena* peer = nullptr;                 ///< of kPeer
+  std::unique_ptr<kernels::SegmentMap> segments;  ///< sees both; releases go to the owner at once
 };
 TestMemory& test_memory();
 
@@ -61,12 +61,15 @@ class TestDevice {
 
   Result<kernels::LoadedInfo> load(const Fragment& fragment);
   /// Loads (unless it is) and runs.
-  kernels::RunResult run(const Fragment& fragment, std::vector<WireValue> inputs, std::vector<std::int64_t> symbols = {});
+  kernels::RunResult run(const Fragment& fragment, std::vector<WireValue> inputs,
+                         std::vector<std::int64_t> symbols = {});
   kernels::RunResult run(kernels::RunOrder order);
   /// The one output to the client of a run that must succeed.
-  at::Tensor result(const Fragment& fragment, const std::vector<at::Tensor>& inputs, std::vector<std::int64_t> symbols = {});
+  at::Tensor result(const Fragment& fragment, const std::vector<at::Tensor>& inputs,
+                    std::vector<std::int64_t> symbols = {});
 
-  static kernels::RunOrder order(const Fragment& fragment, std::vector<WireValue> inputs, std::vector<std::int64_t> symbols = {});
+  static kernels::RunOrder order(const Fragment& fragment, std::vector<WireValue> inputs,
+                                 std::vector<std::int64_t> symbols = {});
   kernels::DeviceRuntime& runtime() { return *runtime_; }
 
  private:

@@ -18,8 +18,6 @@ std::function<void()> hook_body;
 std::string echoed;
 std::atomic<int> effects_done{0};
 
-void link_test_operators() {}
-
 namespace {
 
 using kernels::describe;
@@ -110,7 +108,8 @@ int64_t echo_scalar(const at::Scalar& s) {
 
 int64_t echo_optional(std::optional<int64_t> i, std::optional<at::ScalarType> d, at::OptionalIntArrayRef l,
                       const std::optional<at::Tensor>& t, std::string_view named) {
-  echoed = std::string(i ? "i" : "-") + (d ? "d" : "-") + (l ? "l" : "-") + (t && t->defined() ? "t" : "-") + std::string(named);
+  echoed = std::string(i ? "i" : "-") + (d ? "d" : "-") + (l ? "l" : "-") + (t && t->defined() ? "t" : "-") +
+           std::string(named);
   return 0;
 }
 
@@ -135,10 +134,15 @@ TORCH_LIBRARY(cbtest, m) {
   m.def("with_generator(Tensor x, *, Generator? generator=None) -> int", &with_generator);
   m.def("effect(Tensor x) -> ()", &effect);
   m.def("add_to(Tensor x, Tensor(a!) y) -> ()", &add_to);
-  m.def("echo(Tensor t, int i, float f, bool b, complex c, str s, ScalarType d, Layout l, MemoryFormat m, Device v) -> int", &echo);
+  m.def(
+      "echo(Tensor t, int i, float f, bool b, complex c, str s, ScalarType d, Layout l, MemoryFormat m, Device v) -> "
+      "int",
+      &echo);
   m.def("echo_lists(int[] i, float[] f, bool[] b, str[] s, Tensor?[] o, Tensor[] t, Scalar[] n) -> int", &echo_lists);
   m.def("echo_scalar(Scalar s) -> int", &echo_scalar);
-  m.def("echo_optional(int? i=None, ScalarType? d=None, int[]? l=None, Tensor? t=None, *, str named=\"default\") -> int", &echo_optional);
+  m.def(
+      "echo_optional(int? i=None, ScalarType? d=None, int[]? l=None, Tensor? t=None, *, str named=\"default\") -> int",
+      &echo_optional);
   m.def("echo_expanded(int[2] i) -> int", &echo_expanded);
   m.def("only_elsewhere(Tensor x) -> Tensor");
 }

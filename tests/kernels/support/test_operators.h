@@ -16,7 +16,4 @@ extern std::string echoed;
 /// cbtest::effect(Tensor) -> () counts here.
 extern std::atomic<int> effects_done;
 
-/// Registers the library (once; TORCH_LIBRARY in a file that is linked in because this is called).
-void link_test_operators();
-
 }  // namespace callboard::testing

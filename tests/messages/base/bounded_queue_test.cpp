@@ -57,8 +57,10 @@ TEST_CASE("what several producers push arrives once, and in order for each of th
     producers.emplace_back([&queue, p] {
       for (int i = 0; i < kItems;) {
         std::pair<int, int> item{p, i};
-        if (queue.try_push(std::move(item)) == PushResult::kPushed) ++i;
-        else std::this_thread::yield();
+        if (queue.try_push(std::move(item)) == PushResult::kPushed)
+          ++i;
+        else
+          std::this_thread::yield();
       }
     });
   }

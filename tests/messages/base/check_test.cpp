@@ -31,7 +31,8 @@ TEST_CASE("a check that fails says what, where and why, and aborts") {
   ::close(ends[1]);
   std::string text;
   char piece[256];
-  for (ssize_t got = 0; (got = ::read(ends[0], piece, sizeof(piece))) > 0;) text.append(piece, static_cast<std::size_t>(got));
+  for (ssize_t got = 0; (got = ::read(ends[0], piece, sizeof(piece))) > 0;)
+    text.append(piece, static_cast<std::size_t>(got));
   ::close(ends[0]);
   int status = 0;
   REQUIRE(::waitpid(child, &status, 0) == child);

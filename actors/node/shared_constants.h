@@ -17,14 +17,14 @@
 namespace callboard::actors {
 
 /// One thread only (the broker's). A user is a connection's number.
-class ConstantStore {
+class SharedConstants {
  public:
   using User = std::uint64_t;
 
   /// Which of `hashes` are not here; the others are used by `user` from now on.
   std::vector<ContentHash> find(User user, const std::vector<ContentHash>& hashes);
-  /// Takes the segment with those of `spans` that are not here yet; `user` uses all of them. kMalformed if it is not sealed
-  /// against every change, or not of this size, or a span does not lie inside; kOverloaded.
+  /// Takes the segment with those of `spans` that are not here yet; `user` uses all of them. kMalformed if it is not
+  /// sealed against every change, or not of this size, or a span does not lie inside; kOverloaded.
   Status add(User user, UniqueFd fd, std::uint64_t bytes, const std::vector<ConstantSpan>& spans);
 
   struct Opened {

@@ -1,4 +1,4 @@
-#include "actors/node/constant_store.h"
+#include "actors/node/shared_constants.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -14,12 +14,13 @@ constexpr std::size_t kHashBytes = 32;
 Status check_spans(std::uint64_t bytes, const std::vector<ConstantSpan>& spans) {
   for (const ConstantSpan& span : spans) {
     if (span.hash.bytes.size() != kHashBytes) {
-      return fail(ErrorCode::kMalformed, "a constant's hash has " + std::to_string(span.hash.bytes.size()) + " bytes, not 32");
+      return fail(ErrorCode::kMalformed,
+                  "a constant's hash has " + std::to_string(span.hash.bytes.size()) + " bytes, not 32");
     }
     if (span.offset > bytes || span.bytes > bytes - span.offset) {
-      return fail(ErrorCode::kMalformed, "constant " + span.hash.hex() + " at " + std::to_string(span.offset) + " with " +
-                                             std::to_string(span.bytes) + " bytes does not lie in its segment of " +
-                                             std::to_string(bytes));
+      return fail(ErrorCode::kMalformed, "constant " + span.hash.hex() + " at " + std::to_string(span.offset) +
+                                             " with " + std::to_string(span.bytes) +
+                                             " bytes does not lie in its segment of " + std::to_string(bytes));
     }
   }
   return {};
@@ -27,12 +28,12 @@ Status check_spans(std::uint64_t bytes, const std::vector<ConstantSpan>& spans) 
 
 }  // namespace
 
-void ConstantStore::use(User user, Constant& constant) {
+void SharedConstants::use(User user, Constant& constant) {
   constant.users.insert(user);
   used_[user].insert(constant.span.hash);
 }
 
-std::vector<ContentHash> ConstantStore::find(User user, const std::vector<ContentHash>& hashes) {
+std::vector<ContentHash> SharedConstants::find(User user, const std::vector<ContentHash>& hashes) {
   std::vector<ContentHash> missing;
   for (const ContentHash& hash : hashes) {
     const auto found = constants_.find(hash);
@@ -45,7 +46,7 @@ std::vector<ContentHash> ConstantStore::find(User user, const std::vector<Conten
   return missing;
 }
 
-Status ConstantStore::add(User user, UniqueFd fd, std::uint64_t bytes, const std::vector<ConstantSpan>& spans) {
+Status SharedConstants::add(User user, UniqueFd fd, std::uint64_t bytes, const std::vector<ConstantSpan>& spans) {
   struct stat info {};
   constexpr int kSeals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
   if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) {
@@ -57,8 +58,8 @@ Status ConstantStore::add(User user, UniqueFd fd, std::uint64_t bytes, const std
                 "make it with pack_constants()");
   }
   if (info.st_size < 0 || static_cast<std::uint64_t>(info.st_size) != bytes) {
-    return fail(ErrorCode::kMalformed, "a segment of constants has " + std::to_string(info.st_size) + " bytes, not the " +
-                                           std::to_string(bytes) + " told");
+    return fail(ErrorCode::kMalformed, "a segment of constants has " + std::to_string(info.st_size) +
+                                           " bytes, not the " + std::to_string(bytes) + " told");
   }
   CALLBOARD_TRY(check_spans(bytes, spans));
   if (constants_.size() + spans.size() > kConstantsMax) {
@@ -89,7 +90,7 @@ Status ConstantStore::add(User user, UniqueFd fd, std::uint64_t bytes, const std
   return {};
 }
 
-Result<ConstantStore::Opened> ConstantStore::open(User user, const ContentHash& hash) {
+Result<SharedConstants::Opened> SharedConstants::open(User user, const ContentHash& hash) {
   const auto found = constants_.find(hash);
   if (found == constants_.end()) {
     return fail(ErrorCode::kConstantMissing, "constant " + hash.hex() + " is not on this host",
@@ -100,7 +101,7 @@ Result<ConstantStore::Opened> ConstantStore::open(User user, const ContentHash& 
   return Opened{pack.fd, found->second.pack, pack.bytes, found->second.span};
 }
 
-void ConstantStore::drop_use(User user, const ContentHash& hash) {
+void SharedConstants::drop_use(User user, const ContentHash& hash) {
   const auto found = constants_.find(hash);
   if (found == constants_.end()) return;
   found->second.users.erase(user);
@@ -112,7 +113,7 @@ void ConstantStore::drop_use(User user, const ContentHash& hash) {
   packs_.erase(pack);
 }
 
-void ConstantStore::release(User user, const std::vector<ContentHash>& hashes) {
+void SharedConstants::release(User user, const std::vector<ContentHash>& hashes) {
   const auto used = used_.find(user);
   if (used == used_.end()) return;
   for (const ContentHash& hash : hashes) {
@@ -121,7 +122,7 @@ void ConstantStore::release(User user, const std::vector<ContentHash>& hashes) {
   if (used->second.empty()) used_.erase(used);
 }
 
-void ConstantStore::user_gone(User user) {
+void SharedConstants::user_gone(User user) {
   const auto used = used_.find(user);
   if (used == used_.end()) return;
   const std::unordered_set<ContentHash> hashes = std::move(used->second);
@@ -129,7 +130,7 @@ void ConstantStore::user_gone(User user) {
   for (const ContentHash& hash : hashes) drop_use(user, hash);
 }
 
-std::uint64_t ConstantStore::bytes() const {
+std::uint64_t SharedConstants::bytes() const {
   std::uint64_t bytes = 0;
   for (const auto& [id, pack] : packs_) bytes += pack.bytes;
   return bytes;

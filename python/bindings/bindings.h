@@ -1,0 +1,102 @@
+// What the parts of the native module share. Every function here is called with the GIL held unless it says otherwise.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "actors/client/client.h"
+#include "actors/client/graph_builder.h"
+
+namespace callboard::python {
+
+namespace py = pybind11;
+
+// -- errors
+// -----------------------------------------------------------------------------------------------------------------
+
+void define_errors(py::module_& module);
+py::dict error_dict(const Error& error);
+[[noreturn]] void raise(const Error& error);
+
+template <class T>
+T value_or_raise(Result<T> result) {
+  if (!result) raise(result.error());
+  return std::move(*result);
+}
+inline void check_or_raise(const Status& status) {
+  if (!status) raise(status.error());
+}
+
+/// Runs `work`, which touches no Python, without the GIL.
+template <class Work>
+auto without_gil(Work work) {
+  py::gil_scoped_release release;
+  return work();
+}
+
+/// For Client::Options::interrupted: takes the GIL on the calling thread (never on the client's) and lets signal
+/// handlers run. If one raised, its exception is set, and rethrow_signal() throws it once the C++ call has come back.
+bool interrupted_by_signal();
+void rethrow_signal();
+
+// -- what dies later
+// ----------------------------------------------------------------------------------------------------------
+
+/// Keeps a Python object alive from C++. Its last copy may go on any thread: the reference is dropped at a later call
+/// into the module (drop_deferred).
+std::shared_ptr<void> keep_object(py::object object);
+void drop_deferred();
+
+// -- values
+// ---------------------------------------------------------------------------------------------------------------------
+
+Expr to_expr(py::handle value);
+Argument to_argument(py::handle value);
+ValueSpec to_spec(py::handle value);
+std::vector<std::int64_t> to_int_list(py::handle value, const char* what);
+ProgramOutput to_output(const std::string& name, py::handle value);
+Placement to_placement(py::handle value);
+ValueKind to_kind(const std::string& name);
+std::string kind_name(ValueKind kind);
+DType to_dtype(const std::string& name);
+
+/// Consumes a capsule only if it can be taken; `name` is for the error.
+actors::ClientValue to_client_value(py::handle value, const std::string& name);
+py::object from_client_value(const actors::ClientValue& value);
+
+py::list plan_list(const std::vector<PlannedFragment>& plan);
+py::list input_list(const ProgramGraph& graph);
+py::dict cluster_dict(const actors::ClusterRecord& record);
+
+// -- classes
+// ----------------------------------------------------------------------------------------------------------------
+
+/// The graph builder behind a mutex, since its slow calls run without the GIL.
+class PyGraphBuilder {
+ public:
+  explicit PyGraphBuilder(std::string name) : builder_(std::move(name)) {}
+  ~PyGraphBuilder();
+
+  /// `work` gets the builder and touches no Python.
+  template <class Work>
+  auto use(Work work) {
+    return without_gil([&] {
+      std::lock_guard lock(mutex_);
+      return work(builder_);
+    });
+  }
+
+ private:
+  std::mutex mutex_;
+  actors::GraphBuilder builder_;
+};
+
+void define_graph_builder(py::module_& module);
+void define_client(py::module_& module);
+
+}  // namespace callboard::python

@@ -1,0 +1,369 @@
+// Client, NativeProgram, NativeFuture. The client's loop thread only touches ClientShared, never Python.
+#include <pybind11/stl.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cmath>
+#include <deque>
+#include <mutex>
+
+#include "messages/base/fd.h"
+#include "messages/codec.h"
+#include "python/bindings/bindings.h"
+
+namespace callboard::python {
+namespace {
+
+constexpr std::size_t kEventsMax = 1'024;
+constexpr Duration kSlice = std::chrono::milliseconds(50);
+
+/// Seconds as Python gives them; what a duration cannot hold counts as for ever.
+Duration to_duration(double seconds, const char* what) {
+  if (std::isnan(seconds)) throw py::value_error(std::string(what) + " is not a number");
+  constexpr double kSecondsMax = 1e9;
+  if (seconds > kSecondsMax) seconds = kSecondsMax;
+  if (seconds < 0) seconds = 0;
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+std::optional<Duration> to_deadline(std::optional<double> seconds) {
+  if (!seconds) return std::nullopt;
+  return to_duration(*seconds, "the deadline");
+}
+
+/// What the loop thread leaves for Python to fetch.
+class Completions {
+ public:
+  Completions() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+  int fd() const { return fd_.get(); }
+  std::uint64_t next_id() { return ids_.fetch_add(1) + 1; }
+
+  void completed(std::uint64_t future) {
+    {
+      std::lock_guard lock(mutex_);
+      completed_.push_back(future);
+    }
+    signal();
+  }
+  void event(const ActorEvent& event) {
+    {
+      std::lock_guard lock(mutex_);
+      if (events_.size() == kEventsMax) events_.pop_front();
+      events_.push_back(event);
+    }
+    signal();
+  }
+  std::vector<std::uint64_t> take_completed() {
+    std::lock_guard lock(mutex_);
+    std::vector<std::uint64_t> taken;
+    taken.swap(completed_);
+    reset_if_empty();
+    return taken;
+  }
+  std::deque<ActorEvent> take_events() {
+    std::lock_guard lock(mutex_);
+    std::deque<ActorEvent> taken;
+    taken.swap(events_);
+    reset_if_empty();
+    return taken;
+  }
+
+ private:
+  void signal() {
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(fd_.get(), &one, sizeof one);
+  }
+  /// Under the mutex: whoever adds something later signals after this.
+  void reset_if_empty() {
+    if (!completed_.empty() || !events_.empty()) return;
+    std::uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(fd_.get(), &count, sizeof count);
+  }
+
+  UniqueFd fd_;
+  std::atomic<std::uint64_t> ids_{0};
+  std::mutex mutex_;
+  std::vector<std::uint64_t> completed_;  // guarded by mutex_; at most one for each future that notify() was called on
+  std::deque<ActorEvent> events_;         // guarded by mutex_
+};
+
+class PyFuture {
+ public:
+  PyFuture(std::shared_ptr<actors::Future> future, std::shared_ptr<actors::Program> program,
+           std::shared_ptr<Completions> completions)
+      : future_(std::move(future)),
+        program_(std::move(program)),
+        completions_(std::move(completions)),
+        id_(completions_->next_id()) {}
+
+  std::uint64_t id() const { return id_; }
+  bool is_ready() const {
+    drop_deferred();
+    return future_->is_ready();
+  }
+
+  bool wait(std::optional<double> seconds) const {
+    drop_deferred();
+    const TimePoint until = seconds ? after(Clock::now(), to_duration(*seconds, "the wait")) : kNever;
+    while (!future_->is_ready()) {
+      const TimePoint now = Clock::now();
+      if (now >= until) return false;
+      const Duration slice = std::min<Duration>(kSlice, until - now);
+      without_gil([&] { return future_->wait_for(slice); });
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+    return true;
+  }
+
+  py::list result() const {
+    wait(std::nullopt);
+    const auto result = value_or_raise(future_->get());
+    const auto& outputs = program_->graph().outputs;
+    py::list list;
+    for (std::size_t i = 0; i < outputs.size(); ++i) {
+      const auto* text = std::get_if<std::string>(&outputs[i].source);
+      list.append(text != nullptr ? py::object(py::str(*text)) : from_client_value(result->outputs[i]));
+    }
+    return list;
+  }
+
+  std::uint64_t state_version() const {
+    if (!future_->is_ready()) return 0;
+    const auto result = future_->get();
+    return result ? (*result)->state_version : 0;
+  }
+
+  void cancel() const {
+    without_gil([&] { future_->cancel(); });
+  }
+
+  void notify() {
+    if (notified_.exchange(true)) return;
+    without_gil([&] { future_->on_ready([completions = completions_, id = id_] { completions->completed(id); }); });
+  }
+
+ private:
+  const std::shared_ptr<actors::Future> future_;
+  const std::shared_ptr<actors::Program> program_;
+  const std::shared_ptr<Completions> completions_;
+  const std::uint64_t id_;
+  std::atomic<bool> notified_{false};
+};
+
+class PyProgram {
+ public:
+  PyProgram(std::shared_ptr<actors::Program> program, std::shared_ptr<Completions> completions)
+      : program_(std::move(program)), completions_(std::move(completions)) {}
+  ~PyProgram() {
+    without_gil([&] { program_.reset(); });
+  }
+
+  const actors::Program& program() const { return *program_; }
+
+  std::unique_ptr<PyFuture> submit(py::sequence inputs, std::optional<double> deadline) const {
+    const auto& graph = program_->graph();
+    std::vector<actors::ClientValue> values;
+    values.reserve(inputs.size());
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const std::string name = i < graph.inputs.size() ? graph.inputs[i].name : "number " + std::to_string(i);
+      values.push_back(to_client_value(py::object(inputs[i]), name));
+    }
+    const std::optional<Duration> until = to_deadline(deadline);
+    auto future = without_gil([&] {
+      auto submitted = program_->submit(values, until);
+      values.clear();
+      return submitted;
+    });
+    drop_deferred();
+    return std::make_unique<PyFuture>(value_or_raise(std::move(future)), program_, completions_);
+  }
+
+ private:
+  std::shared_ptr<actors::Program> program_;
+  std::shared_ptr<Completions> completions_;
+};
+
+class PyClient {
+  /// `work` touches no Python, gets the client and gives a Result.
+  template <class Work>
+  auto call(Work work) {
+    auto result = without_gil([&]() -> decltype(work(*client_)) {
+      std::shared_ptr<actors::Client> client;
+      {
+        std::lock_guard lock(mutex_);
+        client = client_;
+      }
+      if (!client) return fail(ErrorCode::kCancelled, "the client is closed", "connect again");
+      return work(*client);
+    });
+    rethrow_signal();
+    drop_deferred();
+    return value_or_raise(std::move(result));
+  }
+
+ public:
+  static std::unique_ptr<PyClient> connect(const std::string& cluster, double timeout, std::uint64_t memory_limit) {
+    actors::Client::Options options;
+    options.cluster = cluster;
+    options.connect_timeout = to_duration(timeout, "the timeout");
+    options.memory_limit = memory_limit;
+    options.interrupted = interrupted_by_signal;
+    auto client = without_gil([&] { return actors::Client::connect(std::move(options)); });
+    rethrow_signal();
+    return std::unique_ptr<PyClient>(new PyClient(value_or_raise(std::move(client))));
+  }
+  ~PyClient() { close(); }
+
+  py::dict cluster() const { return cluster_dict(record_); }
+  bool closed() const {
+    std::lock_guard lock(mutex_);
+    return client_ == nullptr;
+  }
+  int completion_fd() const { return completions_->fd(); }
+
+  std::unique_ptr<PyProgram> load(py::object program, py::object placement, std::optional<double> timeout) {
+    Placement where = to_placement(placement);
+    const std::optional<Duration> until = to_deadline(timeout);
+    if (py::isinstance<py::bytes>(program)) {
+      const std::string bytes = py::cast<std::string>(program);
+      return loaded(call([&](actors::Client& client) -> Result<std::shared_ptr<actors::Program>> {
+        CALLBOARD_ASSIGN(ProgramGraph graph, decode_program(bytes));
+        return client.load(std::move(graph), {}, std::move(where), until);
+      }));
+    }
+    // The builder's bytes stay where they are as long as its Python object, which our caller holds.
+    auto& builder = py::cast<PyGraphBuilder&>(program);
+    std::vector<actors::ConstantBytes> constants;
+    ProgramGraph graph = value_or_raise(builder.use([&](actors::GraphBuilder& cpp) {
+      constants = cpp.constants();
+      return cpp.finish();
+    }));
+    return loaded(call(
+        [&](actors::Client& client) { return client.load(std::move(graph), constants, std::move(where), until); }));
+  }
+
+  std::unique_ptr<PyProgram> load_file(const std::string& path, py::object placement, std::optional<double> timeout) {
+    std::optional<Placement> where;
+    if (!placement.is_none()) where = to_placement(placement);
+    const std::optional<Duration> until = to_deadline(timeout);
+    return loaded(call([&](actors::Client& client) -> Result<std::shared_ptr<actors::Program>> {
+      CALLBOARD_ASSIGN(actors::SavedProgram saved, actors::load_program_file(path));
+      return client.load(std::move(saved.graph), saved.constants,
+                         where ? std::move(*where) : std::move(saved.placement), until);
+    }));
+  }
+
+  std::string operation(const std::string& name, const std::string& arguments, std::optional<double> timeout) {
+    const std::optional<Duration> until = to_deadline(timeout);
+    return call([&](actors::Client& client) { return client.operation(name, arguments, until); });
+  }
+
+  py::object allocate(const std::string& dtype, py::object sizes) {
+    TensorMeta meta = TensorMeta::contiguous(to_dtype(dtype), to_int_list(sizes, "sizes"));
+    return from_client_value(call([&](actors::Client& client) { return client.allocate(std::move(meta)); }));
+  }
+
+  std::vector<std::uint64_t> drain_completed() {
+    drop_deferred();
+    return completions_->take_completed();
+  }
+  py::list drain_events() {
+    py::list list;
+    for (const auto& event : completions_->take_events()) {
+      py::dict dict;
+      dict["actor"] = event.who.to_string();
+      dict["name"] = event.who.name;
+      dict["event"] = event.event;
+      dict["error"] = event.error ? py::object(error_dict(*event.error)) : py::object(py::none());
+      list.append(dict);
+    }
+    return list;
+  }
+
+  void close() {
+    without_gil([&] {
+      std::shared_ptr<actors::Client> client;
+      {
+        std::lock_guard lock(mutex_);
+        client = std::move(client_);
+        client_ = nullptr;
+      }
+      client.reset();
+    });
+    drop_deferred();
+  }
+
+ private:
+  explicit PyClient(std::unique_ptr<actors::Client> client)
+      : client_(std::move(client)), record_(client_->cluster()), completions_(std::make_shared<Completions>()) {
+    client_->on_actor_event([completions = completions_](const ActorEvent& event) { completions->event(event); });
+  }
+
+  std::unique_ptr<PyProgram> loaded(std::shared_ptr<actors::Program> program) {
+    return std::make_unique<PyProgram>(std::move(program), completions_);
+  }
+
+  mutable std::mutex mutex_;
+  std::shared_ptr<actors::Client> client_;  // guarded by mutex_
+  const actors::ClusterRecord record_;
+  const std::shared_ptr<Completions> completions_;
+};
+
+void define_program(py::module_& module) {
+  py::class_<PyProgram>(module, "NativeProgram")
+      .def_property_readonly("id", [](const PyProgram& self) { return self.program().id().hex(); })
+      .def_property_readonly("name", [](const PyProgram& self) { return self.program().graph().name; })
+      .def_property_readonly("plan", [](const PyProgram& self) { return plan_list(self.program().plan()); })
+      .def_property_readonly("inputs", [](const PyProgram& self) { return input_list(self.program().graph()); })
+      .def_property_readonly("output_names",
+                             [](const PyProgram& self) {
+                               std::vector<std::string> names;
+                               for (const auto& output : self.program().graph().outputs) names.push_back(output.name);
+                               return names;
+                             })
+      .def_property_readonly("symbols",
+                             [](const PyProgram& self) {
+                               std::vector<std::tuple<std::string, std::int64_t, std::int64_t>> symbols;
+                               for (const auto& symbol : self.program().graph().symbols) {
+                                 symbols.emplace_back(symbol.name, symbol.min, symbol.max);
+                               }
+                               return symbols;
+                             })
+      .def_property_readonly("node_count", [](const PyProgram& self) { return self.program().graph().nodes.size(); })
+      .def_property_readonly("annotations", [](const PyProgram& self) { return self.program().graph().annotations; })
+      .def("submit", &PyProgram::submit, py::arg("inputs"), py::arg("deadline") = py::none());
+}
+
+}  // namespace
+
+void define_client(py::module_& module) {
+  py::class_<PyFuture>(module, "NativeFuture")
+      .def_property_readonly("id", &PyFuture::id)
+      .def("is_ready", &PyFuture::is_ready)
+      .def("wait", &PyFuture::wait, py::arg("seconds") = py::none())
+      .def("result", &PyFuture::result)
+      .def_property_readonly("state_version", &PyFuture::state_version)
+      .def("cancel", &PyFuture::cancel)
+      .def("notify", &PyFuture::notify);
+  define_program(module);
+  py::class_<PyClient>(module, "Client")
+      .def_static("connect", &PyClient::connect, py::arg("cluster") = "", py::arg("timeout") = 10.0,
+                  py::arg("memory_limit") = 0)
+      .def_property_readonly("cluster", &PyClient::cluster)
+      .def_property_readonly("closed", &PyClient::closed)
+      .def("load", &PyClient::load, py::arg("program"), py::arg("placement") = py::none(),
+           py::arg("timeout") = py::none())
+      .def("load_file", &PyClient::load_file, py::arg("path"), py::arg("placement") = py::none(),
+           py::arg("timeout") = py::none())
+      .def("operation", &PyClient::operation, py::arg("name"), py::arg("arguments_json") = "{}",
+           py::arg("timeout") = py::none())
+      .def("allocate", &PyClient::allocate, py::arg("dtype"), py::arg("sizes"))
+      .def("completion_fd", &PyClient::completion_fd)
+      .def("drain_completed", &PyClient::drain_completed)
+      .def("drain_events", &PyClient::drain_events)
+      .def("close", &PyClient::close);
+}
+
+}  // namespace callboard::python

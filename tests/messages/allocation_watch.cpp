@@ -1,0 +1,34 @@
+#include "tests/messages/allocation_watch.h"
+
+#include <cstdlib>
+#include <new>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define CALLBOARD_SANITIZED
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define CALLBOARD_SANITIZED
+#endif
+#endif
+
+namespace {
+thread_local std::size_t largest = 0;
+}  // namespace
+
+#ifndef CALLBOARD_SANITIZED
+// Not inlined: the compiler would take the pair for a mismatch of new and free.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  if (size > largest) largest = size;
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+#endif
+
+namespace callboard::test {
+
+void watch_allocations() { largest = 0; }
+std::size_t largest_allocation() { return largest; }
+
+}  // namespace callboard::test

@@ -1,0 +1,341 @@
+"""Calls: what is refused, futures, deadlines, cancelling, asyncio, threads, Ctrl-C, single operators."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+
+from callboard import errors
+from conftest import client_environment, eventually, python_command
+from models import rand, same
+
+_N = Dim("n", min=2, max=8)
+
+
+def pair(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Sizes n by 3 and 2 n."""
+    return x.sum() + y
+
+
+@pytest.fixture(scope="module")
+def program(shared_cluster: Any) -> Any:
+    """Two tensors, the second twice as long as the first."""
+    return shared_cluster.compile(pair, (rand(3, 3), rand(6)), dynamic_shapes=({0: _N}, {0: 2 * _N}))
+
+
+@pytest.fixture(scope="module")
+def slow(shared_cluster: Any) -> Any:
+    """Half a minute, in steps of a tenth of a second."""
+
+    def forward(x):
+        for _ in range(300):
+            x = torch.tanh(x @ x)
+        return x
+
+    return shared_cluster.compile(forward, (rand(1200, 1200),), placement="cpu1", name="slow")
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+X, Y = rand(3, 3), rand(6)
+
+BAD = {
+    "requires grad": (lambda: (X.clone().requires_grad_(), Y), "'x' requires grad.*detach"),
+    "sparse": (lambda: (X.to_sparse(), Y), "'x' has the layout torch.sparse_coo.*to_dense"),
+    "quantized": (lambda: (torch.quantize_per_tensor(X, 0.1, 0, torch.qint8), Y), "'x' is quantized"),
+    "on the meta device": (lambda: (X.to("meta"), Y), "'x' is on meta"),
+    "a list": (lambda: ([1.0, 2.0], Y), "'x' is a list, a tensor is expected"),
+    "a number": (lambda: (X, 3), "y"),
+    "None": (lambda: (X, None), "y"),
+    "wrong dtype": (lambda: (X.double(), Y), "'?x'?.*float64"),
+    "wrong rank": (lambda: (X[0], Y), "x"),
+    "wrong fixed size": (lambda: (rand(3, 4), Y), "x.*4"),
+    "size out of range": (lambda: (rand(9, 3), rand(18)), "9.*2.*8"),
+    "size below range": (lambda: (rand(1, 3), rand(2)), "1.*2.*8"),
+    "derived size": (lambda: (X, rand(7)), "y.*7"),
+    "too few": (lambda: (X,), "missing: y"),
+    "too many": (lambda: (X, Y, Y), "not expected"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_before_anything_runs(program: Any, name: str) -> None:
+    make, text = BAD[name]
+    with pytest.raises(errors.InputError) as caught:
+        program(*make())
+    message = " ".join(str(caught.value).split())
+    assert re.search(text, message), message
+    assert caught.value.code == 400
+    assert same(program(X, Y), pair(X, Y)) == ""
+
+
+def test_an_operator_that_no_device_has_is_refused_with_its_name(cluster: Any) -> None:
+    @torch.library.custom_op("callboard_tests::only_here", mutates_args=())
+    def only_here(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @only_here.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    with pytest.raises(errors.UnknownOperator, match="callboard_tests::only_here") as caught:
+        cluster.compile(lambda x: only_here(x) + only_here(x + 1), (rand(3),))
+    assert caught.value.code == 301
+
+
+def test_a_failing_operator_is_named_with_its_node_and_line(cluster: Any) -> None:
+    program = cluster.compile(lambda x, i: x[i] * 2, (rand(3), torch.tensor([0])), placement="cpu0")
+    with pytest.raises(errors.CallboardError) as caught:
+        program(rand(3), torch.tensor([7]))
+    error = caught.value
+    assert error.code == 401
+    assert error.operator.startswith("aten::index")
+    assert error.node is not None
+    assert error.actor.startswith("cpu0#")
+    assert "out of bounds" in str(error) or "out of range" in str(error)
+    assert same(program(rand(3), torch.tensor([2])), rand(3)[torch.tensor([2])] * 2) == ""
+
+
+def test_an_assertion_of_the_module_fails_the_call(cluster: Any) -> None:
+    def forward(n, x):
+        k = n.item()
+        torch._check(k >= 0)
+        torch._check(k <= 4)
+        return x.narrow(0, 0, k)
+
+    program = cluster.compile(forward, (torch.tensor(2), rand(4)))
+    assert same(program(torch.tensor(4), rand(4)), rand(4)) == ""
+    with pytest.raises(errors.InputError):
+        program(torch.tensor(5), rand(4))
+
+
+# -- futures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_future_gives_its_result_again_and_again(program: Any) -> None:
+    future = program.submit(X, Y)
+    future.wait()
+    assert future.is_ready()
+    assert future.wait_for(0)
+    assert future.get() is future.get()
+    assert same(future.get(timeout=1), pair(X, Y)) == ""
+    future.cancel()  # too late
+    assert same(future.get(), pair(X, Y)) == ""
+
+
+def test_many_calls_are_in_flight_and_each_gives_its_own_result(program: Any) -> None:
+    calls = [(rand(n, 3, seed=number), rand(2 * n, seed=number)) for number in range(60) for n in (2, 5)]
+    futures = [program.submit(*call) for call in calls]
+    for future, call in zip(futures, calls, strict=True):
+        assert same(future.get(), pair(*call)) == ""
+
+
+def test_a_deadline_ends_a_call_that_takes_longer(slow: Any, program: Any) -> None:
+    start = time.monotonic()
+    with pytest.raises(errors.DeadlineExceeded):
+        slow.submit(rand(1200, 1200), deadline=0.5).get()
+    assert time.monotonic() - start < 10
+    assert same(program(X, Y), pair(X, Y)) == ""
+
+
+def test_a_deadline_is_a_timeout_error(slow: Any) -> None:
+    with pytest.raises(TimeoutError):
+        slow.submit(rand(1200, 1200), deadline=0.2).get()
+
+
+def test_a_call_can_be_cancelled(slow: Any) -> None:
+    future = slow.submit(rand(1200, 1200))
+    assert not future.wait_for(0.3)
+    with pytest.raises(errors.DeadlineExceeded, match="goes on"):
+        future.get(timeout=0.1)
+    future.cancel()
+    with pytest.raises(errors.Cancelled):
+        future.get()
+    assert future.is_ready()
+
+
+def test_a_call_that_waits_behind_another_can_be_cancelled(slow: Any) -> None:
+    first, second = slow.submit(rand(1200, 1200)), slow.submit(rand(1200, 1200))
+    second.cancel()
+    with pytest.raises(errors.Cancelled):
+        second.get()
+    assert not first.is_ready()
+    first.cancel()
+    first.wait()
+
+
+def test_threads_call_at_the_same_time(program: Any) -> None:
+    wrong: list[str] = []
+
+    def work(seed: int) -> None:
+        for number in range(25):
+            call = (rand(3, 3, seed=seed * 100 + number), rand(6, seed=seed))
+            wrong.append(same(program(*call), pair(*call)))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(wrong) == {""}
+    assert len(wrong) == 150
+
+
+# -- asyncio ----------------------------------------------------------------------------------------------------------
+
+
+def test_futures_can_be_awaited_and_gathered(program: Any) -> None:
+    async def work() -> None:
+        calls = [(rand(3, 3, seed=number), rand(6)) for number in range(40)]
+        results = await asyncio.gather(*(program.submit(*call) for call in calls))
+        for call, result in zip(calls, results, strict=True):
+            assert same(result, pair(*call)) == ""
+        future = program.submit(X, Y)
+        first, second = await asyncio.gather(_await(future), _await(future))
+        assert first is second
+        assert (await future) is first
+
+    asyncio.run(work())
+    asyncio.run(work())  # a second loop over the same descriptor
+
+
+async def _await(future: Any) -> Any:
+    return await future
+
+
+def test_the_loop_runs_on_while_a_call_runs(slow: Any, program: Any) -> None:
+    async def work() -> int:
+        waiting = asyncio.ensure_future(_await(slow.submit(rand(1200, 1200))))
+        for number in range(5):
+            await program.submit(X, Y)
+            assert not waiting.done(), number
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return 5
+
+    assert asyncio.run(work()) == 5
+
+
+def test_cancelling_the_task_cancels_the_call(slow: Any) -> None:
+    async def work() -> Any:
+        future = slow.submit(rand(1200, 1200))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(_await(future), 0.3)
+        return future
+
+    future = asyncio.run(work())
+    with pytest.raises(errors.Cancelled):
+        future.get()
+
+
+def test_an_error_comes_out_of_await(slow: Any) -> None:
+    async def work() -> None:
+        with pytest.raises(errors.DeadlineExceeded):
+            await slow.submit(rand(1200, 1200), deadline=0.2)
+
+    asyncio.run(work())
+
+
+def test_two_loops_in_two_threads(program: Any) -> None:
+    wrong: list[str] = []
+
+    async def work() -> None:
+        for number in range(20):
+            call = (rand(3, 3, seed=number), rand(6))
+            wrong.append(same(await program.submit(*call), pair(*call)))
+
+    threads = [threading.Thread(target=asyncio.run, args=(work(),)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(wrong) == 40
+    assert set(wrong) == {""}
+
+
+# -- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+INTERRUPTED = """
+import sys, torch, callboard
+def forward(x):
+    for _ in range(300):
+        x = torch.tanh(x @ x)
+    return x
+cluster = callboard.connect(sys.argv[1])
+program = cluster.compile(forward, (torch.randn(1200, 1200),), placement="cpu1")
+print("calling", flush=True)
+try:
+    program(torch.randn(1200, 1200))
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    print(cluster.op("aten::add.Tensor", torch.ones(2), 1).tolist(), flush=True)
+"""
+
+
+def test_ctrl_c_interrupts_a_call_at_once_and_the_client_goes_on(cluster: Any) -> None:
+    process = subprocess.Popen(
+        python_command(INTERRUPTED, cluster.run_dir), env=client_environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "calling\n"
+    eventually(lambda: cluster.operation("requests")["requests"], "the call runs")
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "interrupted\n"
+    assert time.monotonic() - start < 5
+    assert process.stdout.readline() == "[2.0, 2.0]\n"
+    assert process.wait(20) == 0
+    eventually(lambda: not cluster.operation("requests")["requests"], "the interrupted call is cancelled")
+
+
+# -- single operators -------------------------------------------------------------------------------------------------
+
+
+def test_one_operator_runs_by_name(cluster: Any) -> None:
+    x, y = rand(3, 4), rand(3, 4, seed=3)
+    assert same(cluster.op("aten::add.Tensor", x, y, alpha=2), torch.add(x, y, alpha=2)) == ""
+    assert same(cluster.op("aten::mm", x, y.t()), x @ y.t()) == ""
+    assert same(cluster.op("aten::split.Tensor", x, 2), list(x.split(2))) == ""
+    assert same(cluster.op("aten::topk", x, 2), tuple(x.topk(2))) == ""
+    assert same(cluster.op("aten::cat", [x, y], dim=1), torch.cat([x, y], 1)) == ""
+    assert cluster.op("aten::item", torch.tensor(3)) == 3
+    assert same(cluster.op("aten::zeros", [2, 3], dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64)) == ""
+
+
+def test_int_float_and_bool_constants_stay_distinct(cluster: Any) -> None:
+    x = torch.arange(3)
+    results = [cluster.op("aten::mul.Tensor", x, number) for number in (1, 1.0, True)]
+    assert [result.dtype for result in results] == [torch.int64, torch.float32, torch.int64]
+
+
+def test_operators_that_do_not_exist_are_refused_with_near_names(cluster: Any) -> None:
+    with pytest.raises(errors.UnknownOperator) as caught:
+        cluster.op("aten::ad.Tensor", X, X)
+    assert "aten::add.Tensor" in caught.value.hint
+    with pytest.raises(errors.UnknownOperator, match="no overload 'Tensr'"):
+        cluster.op("aten::add.Tensr", X, X)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda c: c.op("aten::add_.Tensor", X, X), errors.UnsupportedError, "writes to its arguments"),
+        (lambda c: c.op("aten::add.Tensor", X), errors.InputError, "lacks its argument 'other'"),
+        (lambda c: c.op("aten::add.Tensor", X, "a"), errors.InputError, "argument 'other': a tensor is expected"),
+        (lambda c: c.op("aten::add.Tensor", X, X, aplha=2), errors.InputError, "did you mean 'alpha'"),
+        (lambda c: c.op("aten::mm", X, rand(4, 4)), errors.KernelError, "aten::mm"),
+    ],
+)
+def test_wrong_calls_of_operators_are_refused(cluster: Any, call: Any, kind: type, text: str) -> None:
+    with pytest.raises(kind, match=text):
+        call(cluster)

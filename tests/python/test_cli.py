@@ -1,0 +1,400 @@
+"""The command line, run as users run it. Clusters here have stand-in device actors, which start without LibTorch."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import select
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cli_support import BIN, ROOT, callboard
+
+TWO = str(ROOT / "config/examples/two_cpu.yaml")
+FAKE = str(BIN / "callboard-fake-device")
+
+
+# -- what needs no cluster -------------------------------------------------------------------------------------------
+
+
+def test_no_arguments_print_help_and_are_a_usage_error() -> None:
+    result = callboard()
+    assert result.returncode == 2
+    assert "callboard up cluster.yaml" in result.stdout
+
+
+def test_every_command_teaches_with_examples_and_exit_codes() -> None:
+    top = callboard("--help")
+    assert top.returncode == 0
+    assert "coordinator" not in re.findall(r"^  (\w+) ", top.stdout, re.M)  # the roles are hidden
+    for command in ("validate", "up", "down", "status", "run", "doctor"):
+        result = callboard(command, "--help")
+        assert result.returncode == 0
+        assert f"callboard {command}" in result.stdout
+        assert "Examples:" in result.stdout
+        assert "Exit status:" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["statsu"], "did you mean 'status'?"),
+        (["frobnicate"], "commands are validate, up"),
+        (["up"], "FILE is required"),
+        (["up", "--bogus", TWO], "--bogus"),
+        (["validate", TWO, "-o", "xml"], "xml"),
+        (["up", TWO, "--wait", "60"], "needs a unit"),
+        (["up", TWO, "--name", "A/B"], "is not a cluster name"),
+        (["run", "x", "--deadline", "fast"], "wants a duration"),
+    ],
+)
+def test_wrong_arguments_are_usage_errors_with_a_hint(arguments: list[str], expected: str) -> None:
+    result = callboard(*arguments)
+    assert result.returncode == 2
+    assert expected in result.stderr
+    assert result.stdout == ""
+
+
+def test_version() -> None:
+    version = json.loads(callboard("version", "-o", "json").stdout)
+    assert version["version"] in callboard("--version").stdout
+    assert version["version"] in callboard("version").stdout
+
+
+def test_validate_prints_place_line_and_caret(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text("devices:\n  - {kind: cpu, memroy_limit: 1GiB}\n")
+    result = callboard("validate", str(file))
+    assert result.returncode == 2
+    assert result.stdout == (
+        f"{file}:2:17: error[E201] unknown key 'memroy_limit' in devices[0]: did you mean 'memory_limit'?\n"
+        "    2 |   - {kind: cpu, memroy_limit: 1GiB}\n"
+        "      |                 ^^^^^^^^^^^^\n"
+        "1 error, 0 warnings\n"
+    )
+    found = json.loads(callboard("validate", str(file), "-o", "json").stdout)
+    assert (found["ok"], found["findings"][0]["line"], found["findings"][0]["column"]) == (False, 2, 17)
+
+
+def test_validate_reads_standard_input_and_says_ok() -> None:
+    result = callboard("validate", "-", stdin="devices: [{kind: cpu, count: 2}]")
+    assert (result.returncode, result.stdout) == (0, "<stdin>: ok, cluster 'local' with 2 devices\n")
+
+
+def test_a_missing_or_unreadable_file_is_no_stack_trace(tmp_path: pathlib.Path) -> None:
+    for path in ("/nonexistent.yaml", str(tmp_path), "/dev/zero"):
+        for command in (["validate", path], ["up", path], ["config", "show", path]):
+            result = callboard(*command)
+            assert result.returncode != 0
+            assert path in result.stderr
+            assert "terminate" not in result.stderr
+
+
+def test_r53_a_long_run_directory_is_found_before_anything_starts() -> None:
+    env = {"CALLBOARD_RUN_DIR": "/tmp/" + "r" * 115}
+    for command in ("validate", "up"):
+        result = callboard(command, TWO, env=env)
+        assert result.returncode == 2
+        assert "120" not in result.stdout or "at most 74 are possible" in result.stdout + result.stderr
+        assert "rrrr/two-cpu has 128 bytes; at most 74 are possible" in result.stdout + result.stderr
+    assert not pathlib.Path(env["CALLBOARD_RUN_DIR"]).exists()
+
+
+def test_config_show_is_a_fixed_point(tmp_path: pathlib.Path) -> None:
+    shown = callboard("config", "show", TWO).stdout
+    file = tmp_path / "shown.yaml"
+    file.write_text(shown)
+    assert callboard("config", "show", str(file)).stdout == shown
+    assert "heartbeat:\n  interval: 500ms\n" in shown
+
+
+def test_doctor_reports_and_names_what_is_missing() -> None:
+    env = {"CALLBOARD_DEVICE_BINARY": FAKE}
+    result = callboard("doctor", "-o", "json", env=env)
+    checks = {check["name"]: check for check in json.loads(result.stdout)["checks"]}
+    assert result.returncode == (3 if any(check["state"] == "fail" for check in checks.values()) else 0)
+    assert set(checks) >= {
+        "kernel",
+        "memfd",
+        "pidfd",
+        "overcommit",
+        "open files",
+        "file size",
+        "memory",
+        "cores",
+        "libzmq",
+        "GPUs",
+    }
+    assert checks["device actor"]["state"] == "ok"
+    assert "version fake" in checks["device actor"]["found"]
+    missing = callboard("doctor", env={"CALLBOARD_DEVICE_BINARY": "/nonexistent/device"})
+    assert missing.returncode == 3
+    assert "/nonexistent/device" in missing.stdout
+
+
+def test_bash_completion_knows_commands_and_options() -> None:
+    script = callboard("completion", "bash").stdout
+    assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+    ask = script + '\nCOMP_WORDS=(callboard up --d); COMP_CWORD=2; _callboard; echo "${COMPREPLY[@]}"'
+    assert subprocess.run(["bash", "-c", ask], capture_output=True, text=True).stdout == "--detach\n"
+    ask = script + '\nCOMP_WORDS=(callboard st); COMP_CWORD=1; _callboard; echo "${COMPREPLY[@]}"'
+    assert subprocess.run(["bash", "-c", ask], capture_output=True, text=True).stdout == "status\n"
+
+
+def test_no_colour_without_a_terminal(tmp_path: pathlib.Path) -> None:
+    for arguments in (["doctor"], ["validate", TWO], ["status", "nobody"]):
+        result = callboard(*arguments, env={"TERM": "xterm"})
+        assert "\x1b" not in result.stdout + result.stderr
+
+
+def test_output_into_a_closed_pipe_is_no_error() -> None:
+    process = subprocess.Popen(
+        [*callboard.command, "config", "reference"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert b"terminate" not in process.stderr.read()
+    process.wait(30)
+
+
+# -- clusters --------------------------------------------------------------------------------------------------------
+
+
+class Lab:
+    """A run root of its own; stops everything that is left in it."""
+
+    def __init__(self, root: str) -> None:
+        self.root = pathlib.Path(root)
+        self.env = {"CALLBOARD_RUN_DIR": str(self.root / "run"), "CALLBOARD_DEVICE_BINARY": FAKE}
+        self.file = self.root / "cluster.yaml"
+        self.write("name: lab\ndevices: [{kind: cpu, count: 2}]\n")
+
+    def write(self, text: str) -> None:
+        self.file.write_text(text)
+
+    def __call__(
+        self, *arguments: str, env: dict[str, str] | None = None, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        return callboard(*arguments, env={**self.env, **(env or {})}, timeout=timeout)
+
+    def up(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return self("up", str(self.file), "--detach", *arguments, env=env)
+
+    def popen(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*callboard.command, *arguments], env={**os.environ, **self.env, **(env or {})}, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, cwd=self.root,
+        )  # fmt: skip
+
+    def clusters(self) -> list[str]:
+        run = self.root / "run"
+        return sorted(path.name for path in run.iterdir()) if run.exists() else []
+
+    def status(self, name: str = "") -> Any:
+        result = self("status", *([name] if name else []), "-o", "json")
+        assert result.returncode in (0, 5), result.stderr
+        return json.loads(result.stdout)
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    assert os.access(FAKE, os.X_OK), f"{FAKE} is not there: build it"
+    # Short: a socket's path ends at 107 bytes, and pytest's own folders are long.
+    with tempfile.TemporaryDirectory(prefix="cb-") as folder:
+        made = Lab(folder)
+        yield made
+        for name in made.clusters():
+            made("down", name, "--force")
+
+
+def gone(pid: int, wait: float = 10) -> bool:
+    """Waits for the end of a process that is not our child."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], wait)[0])
+    finally:
+        os.close(handle)
+
+
+def pids(lab: Lab, name: str = "") -> dict[str, int]:
+    status = lab.status(name)
+    found = {actor["name"]: actor["pid"] for actor in status["actors"] if "pid" in actor}
+    return {**found, "node": status["node_pid"], "coordinator": status["coordinator_pid"]}
+
+
+def test_up_detach_status_down_and_nothing_is_left(lab: Lab) -> None:
+    up = lab.up()
+    assert up.returncode == 0, up.stderr
+    for word in ("coordinator", "cpu0", "cpu1", "callboard down lab"):
+        assert word in up.stdout
+    assert "cpu0 started" in up.stderr
+    status = lab("status")
+    assert status.returncode == 0, status.stderr
+    assert "cluster 'lab'" in status.stdout
+    everyone = pids(lab)
+    assert set(everyone) == {"node", "coordinator", "cpu0", "cpu1"}
+    down = lab("down")
+    assert (down.returncode, down.stdout) == (0, "cluster 'lab' has stopped\n")
+    assert all(gone(pid) for pid in everyone.values())
+    assert lab.clusters() == []
+    again = lab("down")
+    assert (again.returncode, again.stdout) == (0, "no cluster is running\n")
+    assert lab("down", "lab").returncode == 0
+
+
+def test_up_as_json(lab: Lab) -> None:
+    up = lab.up("-o", "json")
+    assert up.returncode == 0, up.stderr
+    answer = json.loads(up.stdout)
+    assert (answer["ok"], answer["name"]) == (True, "lab")
+    assert [actor["name"] for actor in answer["actors"]] == ["node", "coordinator", "cpu0", "cpu1"]
+    for actor in answer["actors"]:
+        assert pathlib.Path(actor["log"]).is_file()
+    assert json.loads(lab("down", "-o", "json").stdout) == {"ok": True, "stopped": True, "name": "lab"}
+
+
+def test_a_second_cluster_of_the_name_is_refused_naming_the_pid(lab: Lab) -> None:
+    assert lab.up().returncode == 0
+    node = pids(lab)["node"]
+    second = lab.up()
+    assert second.returncode == 3, second.stderr
+    assert f"pid {node}" in second.stderr
+    assert "callboard down lab" in second.stderr
+    assert lab("status").returncode == 0  # the first is not harmed
+
+
+def test_two_clusters_side_by_side(lab: Lab) -> None:
+    assert lab.up().returncode == 0
+    assert lab.up("--name", "other").returncode == 0
+    unnamed = lab("status")
+    assert unnamed.returncode != 0
+    assert "lab, other" in unnamed.stderr
+    assert lab("down").returncode == 2  # which one?
+    assert lab("down", "other").returncode == 0
+    assert lab("status").returncode == 0
+    assert lab.status()["name"] == "lab"
+
+
+def test_status_of_no_cluster_fails_and_lists_those_that_run(lab: Lab) -> None:
+    none = lab("status", "-o", "json")
+    assert none.returncode == 1
+    assert json.loads(none.stdout)["error"]["name"] == "cluster_not_found"
+    assert lab.up().returncode == 0
+    assert "running: lab" in lab("status", "nobody").stderr
+
+
+def test_a_device_that_cannot_start_gives_cause_and_log_lines_and_leaves_nothing(lab: Lab) -> None:
+    up = lab.up(env={"CALLBOARD_FAKE_DEVICE": "exit"})
+    assert up.returncode == 1, up.stderr
+    assert "exit status 3" in up.stderr
+    assert "the fake device was told to fail" in up.stderr
+    assert lab.clusters() == []
+    assert json.loads(lab("status", "-o", "json").stdout)["error"]["name"] == "cluster_not_found"
+
+
+def test_a_device_that_hangs_gives_not_ready_and_leaves_nothing(lab: Lab) -> None:
+    up = lab.up("--wait", "1500ms", "-o", "json", env={"CALLBOARD_FAKE_DEVICE": "hang"})
+    assert up.returncode == 4, up.stderr
+    assert "cpu0" in json.loads(up.stdout)["error"]["message"]
+    assert lab.clusters() == []
+
+
+def test_a_missing_device_program_is_an_error_of_the_environment(lab: Lab) -> None:
+    up = lab.up(env={"CALLBOARD_DEVICE_BINARY": "/nonexistent/device"})
+    assert up.returncode == 3
+    assert "/nonexistent/device" in up.stderr
+
+
+def read_until(process: subprocess.Popen[str], text: str) -> str:
+    assert process.stdout is not None
+    seen = ""
+    while text not in seen:
+        line = process.stdout.readline()
+        assert line, f"ended before '{text}': {seen} {process.stderr.read() if process.stderr else ''}"
+        seen += line
+    return seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_foreground_stops_in_order_on_a_signal(lab: Lab, number: signal.Signals) -> None:
+    process = lab.popen("up", str(lab.file))
+    read_until(process, "Ctrl-C")
+    everyone = pids(lab)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert all(gone(pid) for pid in everyone.values())
+    assert lab.clusters() == []
+
+
+def test_an_interrupt_before_ready_is_130_and_leaves_nothing(lab: Lab) -> None:
+    process = lab.popen("up", str(lab.file), env={"CALLBOARD_FAKE_DEVICE": "hang"})
+    assert process.stderr is not None
+    while "cpu1 started" not in process.stderr.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert lab.clusters() == []
+
+
+def test_killing_the_foreground_command_ends_the_cluster(lab: Lab) -> None:
+    process = lab.popen("up", str(lab.file))
+    read_until(process, "Ctrl-C")
+    everyone = pids(lab)
+    process.kill()
+    process.communicate(timeout=30)
+    assert all(gone(pid) for pid in everyone.values())
+
+
+def test_down_from_elsewhere_ends_the_foreground_command_with_0(lab: Lab) -> None:
+    process = lab.popen("up", str(lab.file))
+    read_until(process, "Ctrl-C")
+    assert lab("down").returncode == 0
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+
+
+def test_status_is_degraded_while_a_device_is_down(lab: Lab) -> None:
+    lab.write("name: lab\ndevices: [{kind: cpu, count: 2}]\nrestart: {policy: never}\n")
+    assert lab.up().returncode == 0
+    os.kill(pids(lab)["cpu1"], signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while (result := lab("status")).returncode != 5:  # each look waits for the coordinator's answer
+        assert time.monotonic() < deadline, result.stdout
+    assert "signal 9" in result.stdout
+    assert lab("status", "-o", "json").returncode == 5
+
+
+def test_down_kills_a_cluster_that_does_not_stop(lab: Lab) -> None:
+    assert lab.up().returncode == 0
+    everyone = pids(lab)
+    os.kill(everyone["node"], signal.SIGSTOP)
+    os.kill(everyone["coordinator"], signal.SIGSTOP)
+    down = lab("down", "--wait", "1s")
+    assert down.returncode == 0, down.stderr
+    assert "by force" in down.stderr
+    assert all(gone(pid) for pid in everyone.values())
+    assert lab.clusters() == []
+
+
+def test_run_without_a_cluster_or_a_program_file_says_so(lab: Lab, tmp_path: pathlib.Path) -> None:
+    missing = lab("run", "/nonexistent/program.safetensors")
+    assert missing.returncode == 2
+    assert "/nonexistent/program.safetensors" in missing.stderr
+    garbage = tmp_path / "x.safetensors"
+    garbage.write_bytes(b"\xff" * 64)
+    broken = lab("run", str(garbage))
+    assert broken.returncode != 0
+    assert str(garbage) in broken.stderr

@@ -1,0 +1,31 @@
+"""What the shipped binaries load: the coordinator neither LibTorch nor Python, a CPU device no CUDA library."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+BIN = pathlib.Path(os.environ.get("CALLBOARD_BIN_DIR", "build/release/bin"))
+
+
+def needed(binary: str) -> list[str]:
+    """Every shared library that the dynamic linker would load, transitively."""
+    done = subprocess.run(["ldd", str(BIN / binary)], capture_output=True, text=True, timeout=60, check=True)
+    return [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
+
+
+def test_the_command_and_coordinator_binary_links_neither_torch_nor_python() -> None:
+    libraries = needed("callboard")
+    assert any("libzmq" in name for name in libraries), "ldd told nothing"
+    for word in ("torch", "c10", "python", "cuda"):
+        assert not [name for name in libraries if word in name.lower()]
+
+
+@pytest.mark.parametrize("word", ["torch_cuda", "c10_cuda", "cudnn", "nccl", "libpython"])
+def test_a_cpu_device_actor_does_not_link(word: str) -> None:
+    libraries = needed("callboard-device")
+    assert any("libtorch_cpu" in name for name in libraries), "ldd told nothing"
+    assert not [name for name in libraries if word in name.lower()]

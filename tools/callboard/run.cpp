@@ -1,0 +1,275 @@
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "actors/client/client.h"
+#include "tools/callboard/commands.h"
+#include "tools/callboard/exit_codes.h"
+#include "tools/callboard/placement_text.h"
+#include "tools/callboard/signals.h"
+#include "tools/callboard/tensor_files.h"
+
+namespace callboard::cli {
+namespace {
+
+using actors::ClientValue;
+using actors::TensorRef;
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr std::size_t kElementsShown = 8;
+constexpr milliseconds kSignalsEvery{100};
+
+struct RunFlags {
+  std::string program;
+  std::string cluster;
+  std::vector<std::string> inputs;
+  std::string output;
+  std::string deadline = "30s";
+  std::vector<std::string> placement;
+};
+
+std::string kind_text(ValueKind kind) {
+  switch (kind) {
+    case ValueKind::kTensor:
+      return "tensor";
+    case ValueKind::kInt:
+      return "int";
+    case ValueKind::kFloat:
+      return "float";
+    case ValueKind::kBool:
+      return "bool";
+    case ValueKind::kNone:
+      return "None";
+  }
+  return "?";
+}
+
+template <class T>
+std::optional<T> parse_number(const std::string& text) {
+  T value{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+/// "NAME=FILE" of a tensor: a .npy file, or a safetensors file that holds NAME or one tensor only.
+Result<TensorRef> read_tensor(const std::string& name, const std::string& path) {
+  if (is_npy(path)) return read_npy(path);
+  CALLBOARD_ASSIGN(NamedTensors tensors, read_safetensors(path));
+  for (auto& [key, tensor] : tensors) {
+    if (key == name || tensors.size() == 1) return std::move(tensor);
+  }
+  return fail(ErrorCode::kBadInput,
+              "'" + path + "' holds " + std::to_string(tensors.size()) + " tensors, none of them named '" + name + "'");
+}
+
+Result<ClientValue> read_value(const std::string& name, ValueKind kind, const std::string& text) {
+  if (kind == ValueKind::kTensor) {
+    CALLBOARD_ASSIGN(TensorRef tensor, read_tensor(name, text));
+    return ClientValue(std::move(tensor));
+  }
+  if (kind == ValueKind::kInt) {
+    if (const auto value = parse_number<std::int64_t>(text)) return ClientValue(*value);
+  } else if (kind == ValueKind::kFloat) {
+    if (const auto value = parse_number<double>(text)) return ClientValue(*value);
+  } else if (kind == ValueKind::kBool) {
+    if (text == "true" || text == "false") return ClientValue(text == "true");
+  } else {
+    return ClientValue(std::monostate());
+  }
+  return fail(ErrorCode::kBadInput, "input '" + name + "' is a " + kind_text(kind) + ", which '" + text + "' is not",
+              kind == ValueKind::kBool ? "write " + name + "=true or " + name + "=false" : "");
+}
+
+/// What the --input options say, by name; a safetensors file without a name gives all its tensors.
+Result<std::map<std::string, ClientValue>> read_inputs(const ProgramGraph& graph,
+                                                       const std::vector<std::string>& options) {
+  std::map<std::string, ValueKind> kinds;
+  for (const ProgramInput& input : graph.inputs) kinds[input.name] = graph.values[input.value].kind;
+  std::map<std::string, ClientValue> out;
+  const auto add = [&](const std::string& name, ClientValue value) -> Status {
+    if (out.emplace(name, std::move(value)).second) return {};
+    return fail(ErrorCode::kUsage, "input '" + name + "' is given twice");
+  };
+  for (const std::string& option : options) {
+    const std::size_t equals = option.find('=');
+    if (equals == std::string::npos) {
+      CALLBOARD_ASSIGN(NamedTensors tensors, read_safetensors(option));
+      for (auto& [name, tensor] : tensors) {
+        if (kinds.contains(name)) CALLBOARD_TRY(add(name, std::move(tensor)));
+      }
+      continue;
+    }
+    const std::string name = option.substr(0, equals);
+    if (!kinds.contains(name)) {
+      std::string names;
+      for (const auto& [known, kind] : kinds) names += (names.empty() ? "" : ", ") + known;
+      return fail(ErrorCode::kUsage, "the program has no input '" + name + "'",
+                  names.empty() ? "it has none" : "its inputs are " + names);
+    }
+    CALLBOARD_ASSIGN(ClientValue value, read_value(name, kinds[name], option.substr(equals + 1)));
+    CALLBOARD_TRY(add(name, std::move(value)));
+  }
+  return out;
+}
+
+/// In the program's order. All that are missing at once.
+Result<std::vector<ClientValue>> ordered_inputs(const ProgramGraph& graph, const std::vector<std::string>& options) {
+  CALLBOARD_ASSIGN(auto given, read_inputs(graph, options));
+  std::vector<ClientValue> out;
+  std::string missing;
+  for (const ProgramInput& input : graph.inputs) {
+    const auto found = given.find(input.name);
+    const ValueSpec& spec = graph.values[input.value];
+    if (found == given.end() && spec.kind != ValueKind::kNone)
+      missing += (missing.empty() ? "" : ", ") + input.name + " (" + kind_text(spec.kind) + ")";
+    out.push_back(found == given.end() ? ClientValue() : std::move(found->second));
+  }
+  if (missing.empty()) return out;
+  return fail(ErrorCode::kUsage, "inputs are missing: " + missing, "give each one: --input NAME=FILE.npy");
+}
+
+NamedTensors named_outputs(const ProgramGraph& graph, const std::vector<ClientValue>& outputs) {
+  NamedTensors out;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    std::string name = i < graph.outputs.size() ? graph.outputs[i].name : std::string();
+    if (name.empty()) name = "output" + std::to_string(i);
+    if (const auto* tensor = std::get_if<TensorRef>(&outputs[i])) out.emplace_back(name, *tensor);
+    if (const auto* integer = std::get_if<std::int64_t>(&outputs[i])) out.emplace_back(name, scalar_tensor(*integer));
+    if (const auto* real = std::get_if<double>(&outputs[i])) out.emplace_back(name, scalar_tensor(*real));
+    if (const auto* flag = std::get_if<bool>(&outputs[i])) out.emplace_back(name, scalar_tensor(*flag));
+  }
+  return out;
+}
+
+Status write_outputs(const std::string& path, const NamedTensors& outputs) {
+  if (!path.ends_with(".npy")) return write_safetensors(path, outputs);
+  if (outputs.size() == 1) return write_npy(path, outputs.front().second);
+  return fail(ErrorCode::kUsage, "a .npy file holds one tensor, the program gives " + std::to_string(outputs.size()),
+              "write a .safetensors file");
+}
+
+void print_outputs(const NamedTensors& outputs, milliseconds time, const std::string& path, const Console& console) {
+  if (console.json) {
+    json list = json::array();
+    for (const auto& [name, tensor] : outputs) {
+      list.push_back({{"name", name},
+                      {"dtype", dtype_name(tensor.meta.dtype)},
+                      {"sizes", tensor.meta.sizes},
+                      {"first", first_elements(tensor, kElementsShown)}});
+    }
+    json out{{"ok", true}, {"time_ms", time.count()}, {"outputs", list}};
+    if (!path.empty()) out["file"] = path;
+    return print_line(dump(out));
+  }
+  Table table({"OUTPUT", "TENSOR", "VALUES"});
+  for (const auto& [name, tensor] : outputs) {
+    table.add({name, TensorMeta::contiguous(tensor.meta.dtype, tensor.meta.sizes).to_string(),
+               first_elements(tensor, kElementsShown)});
+  }
+  print(table.text(console, 0));
+  note("took " + time_text(time) + (path.empty() ? "; --output FILE keeps the values" : "; written to " + path));
+}
+
+class Run {
+ public:
+  Run(RunFlags flags, const Console& console) : flags_(std::move(flags)), console_(console) {}
+
+  int run() {
+    const Status done = perform();
+    if (done) return kExitOk;
+    const int code = report(done.error(), console_);
+    return interrupted_ ? kExitInterrupted : code;
+  }
+
+ private:
+  bool interrupted() {
+    interrupted_ = interrupted_ || signals_->read_count() > 0;
+    return interrupted_;
+  }
+
+  Status perform() {
+    CALLBOARD_ASSIGN(const milliseconds wait, parse_duration("--deadline", flags_.deadline));
+    CALLBOARD_ASSIGN(actors::SavedProgram saved, actors::load_program_file(flags_.program));
+    if (!flags_.placement.empty()) {
+      CALLBOARD_ASSIGN(saved.placement, parse_placement(flags_.placement));
+    }
+    CALLBOARD_ASSIGN(const std::vector<ClientValue> inputs, ordered_inputs(saved.graph, flags_.inputs));
+    CALLBOARD_ASSIGN(signals_, StopSignals::take());
+    actors::Client::Options options;
+    options.cluster = flags_.cluster;
+    options.interrupted = [this] { return interrupted(); };
+    CALLBOARD_ASSIGN(const auto client, actors::Client::connect(std::move(options)));
+    CALLBOARD_ASSIGN(const auto program,
+                     client->load(std::move(saved.graph), saved.constants, std::move(saved.placement), wait));
+    const TimePoint begun = Clock::now();
+    CALLBOARD_ASSIGN(const auto future, program->submit(inputs, wait));
+    while (!future->wait_for(kSignalsEvery)) {
+      if (!interrupted_ && interrupted()) future->cancel();
+    }
+    CALLBOARD_ASSIGN(const auto result, future->get());
+    const auto time = std::chrono::duration_cast<milliseconds>(Clock::now() - begun);
+    const NamedTensors outputs = named_outputs(program->graph(), result->outputs);
+    if (!flags_.output.empty()) CALLBOARD_TRY(write_outputs(flags_.output, outputs));
+    print_outputs(outputs, time, flags_.output, console_);
+    return {};
+  }
+
+  RunFlags flags_;
+  const Console& console_;
+  std::optional<StopSignals> signals_;
+  bool interrupted_ = false;
+};
+
+}  // namespace
+
+void add_run(CLI::App& app, Invocation& invocation) {
+  CLI::App* command = app.add_subcommand("run", "Run a saved program once on a cluster");
+  auto flags = std::make_shared<RunFlags>();
+  command->add_option("PROGRAM", flags->program, "Program file (.safetensors), made by program.save() in Python")
+      ->required();
+  command->add_option("--cluster", flags->cluster, "Name or run directory; not needed while one cluster runs")
+      ->type_name("NAME");
+  command
+      ->add_option("--input", flags->inputs,
+                   "NAME=FILE (.npy or .safetensors), NAME=NUMBER, or one .safetensors with all")
+      ->type_name("INPUT")
+      ->allow_extra_args(false);
+  command->add_option("--output", flags->output, "Where outputs go: .safetensors, or .npy for a single one")
+      ->type_name("FILE");
+  command->add_option("--deadline", flags->deadline, "Longest time for loading and for running (30s)")
+      ->type_name("TIME");
+  command
+      ->add_option("--placement", flags->placement,
+                   "auto, a list of devices, or DEVICE=MODULE[,MODULE] (repeat); else the program's own")
+      ->type_name("PLACE")
+      ->allow_extra_args(false);
+  command
+      ->add_option_function<std::string>(
+          "-o", [&invocation](const std::string& form) { invocation.console.json = form == "json"; },
+          "text (default) or json, for scripts")
+      ->check(CLI::IsMember({"text", "json"}))
+      ->type_name("FORM");
+  command->footer(R"(
+Examples:
+  callboard run model.safetensors --input x=x.npy
+  callboard run model.safetensors --input inputs.safetensors --output y.safetensors
+  callboard run model.safetensors --input x=x.npy --placement cpu0,cpu1
+  callboard run model.safetensors --input x=x.npy --placement cpu0=encoder --placement cpu1=decoder
+
+Exit status: 0 ok, 1 the run failed, 2 wrong arguments or files, 130 interrupted (the request is cancelled).)");
+  command->callback([flags, &invocation] {
+    invocation.run = [flags, &invocation] { return Run(*flags, invocation.console).run(); };
+  });
+}
+
+}  // namespace callboard::cli

@@ -1,0 +1,151 @@
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "actors/client/client.h"
+#include "actors/core/run_dir.h"
+#include "tools/callboard/commands.h"
+#include "tools/callboard/exit_codes.h"
+#include "tools/callboard/signals.h"
+
+namespace callboard::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::chrono::seconds kAnswerWait{5};
+constexpr int kWatchEveryMs = 1'000;
+
+Style style_of(const std::string& state) {
+  if (state == "ready") return Style::kGood;
+  return state == "failed" || state == "down" ? Style::kBad : Style::kWarn;
+}
+
+std::string number(const json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() || !found->is_number() ? "-" : found->dump();
+}
+std::string bytes(const json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() || !found->is_number_unsigned() ? "-" : size_text(found->get<std::uint64_t>());
+}
+std::string word(const json& object, const char* key) {
+  const auto found = object.find(key);
+  return found == object.end() || !found->is_string() ? std::string() : found->get<std::string>();
+}
+
+std::string actors_table(const json& status, const actors::ClusterRecord& record, const Console& console,
+                         bool& degraded) {
+  Table table({"ACTOR", "STATE", "PID", "START", "QUEUED", "RUNNING", "FINISHED", "MEMORY", "LIMIT"});
+  std::string problems;
+  for (const json& actor : status.value("actors", json::array())) {
+    const std::string name = word(actor, "name");
+    const std::string role = word(actor, "role");
+    const std::string state = word(actor, "state");
+    std::string pid = number(actor, "pid");
+    if (role == "coordinator") pid = std::to_string(record.coordinator_pid);
+    if (role == "node") pid = std::to_string(record.node_pid);
+    const bool device = role == "device";
+    const std::uint64_t limit = actor.value("memory_limit", std::uint64_t{0});
+    table.add({name, state, pid, number(actor, "incarnation"), device ? number(actor, "queued") : "",
+               device ? number(actor, "running") : "", device ? number(actor, "finished") : "",
+               device ? bytes(actor, "memory_bytes") : "", limit > 0 ? size_text(limit) : ""},
+              style_of(state));
+    if (state == "ready") continue;
+    degraded = true;
+    const json last = actor.value("last_exit", json::object());
+    if (!word(last, "message").empty()) problems += name + ": " + word(last, "message") + "\n";
+  }
+  return table.text(console, 1) + (problems.empty() ? "" : "\n" + problems);
+}
+
+std::string text_of(const json& status, const actors::ClusterRecord& record, const Console& console, bool& degraded) {
+  const json requests = status.value("requests", json::object());
+  const json counters = status.value("counters", json::object());
+  std::string out = "cluster '" + record.name + "' (epoch " + number(status, "epoch") + ", " + record.run_dir + ")\n\n";
+  out += actors_table(status, record, console, degraded);
+  out += "\nclients " + std::to_string(status.value("clients", json::array()).size()) + ", programs " +
+         std::to_string(status.value("programs", json::array()).size()) + ", requests: waiting " +
+         number(requests, "waiting") + ", running " + number(requests, "running") + ", ok " + number(counters, "ok") +
+         ", failed " + number(counters, "failed") + ", cancelled " + number(counters, "cancelled") + ", expired " +
+         number(counters, "expired") + "\n";
+  return out;
+}
+
+/// One look: prints, and gives the exit code.
+int show(actors::Client& client, const Console& console, bool clear) {
+  const auto answer = client.operation("status", "{}", kAnswerWait);
+  if (!answer) return report(answer.error(), console);
+  const json status = json::parse(*answer, nullptr, false);
+  if (!status.is_object())
+    return report(Error(ErrorCode::kInternal, "the coordinator's status is not a JSON object"), console);
+  bool degraded = !status.value("ready", false);
+  const std::string text = text_of(status, client.cluster(), console, degraded);
+  if (console.json) {
+    json out = status;
+    out["run_dir"] = client.cluster().run_dir;
+    out["node_pid"] = client.cluster().node_pid;
+    out["coordinator_pid"] = client.cluster().coordinator_pid;
+    print_line(dump(out));
+  } else {
+    print((clear ? "\x1b[H\x1b[2J" : "") + text);
+  }
+  return degraded ? kExitDegraded : kExitOk;
+}
+
+int status(const std::string& name, bool watch, const Console& console) {
+  auto record = actors::find_cluster(name);
+  if (!record) return report(record.error(), console);
+  Result<StopSignals> signals = fail(ErrorCode::kInternal, "not asked for");
+  if (watch) {
+    signals = StopSignals::take();
+    if (!signals) return report(signals.error(), console);
+  }
+  actors::Client::Options options;
+  options.cluster = record->run_dir;
+  options.connect_timeout = kAnswerWait;
+  options.interrupted = [&signals] { return signals && signals->read_count() > 0; };
+  auto client = actors::Client::connect(std::move(options));
+  if (!client) {
+    const int code = report(client.error(), console);
+    // The node actor lives, for it holds the lock: part of the cluster is there.
+    return client.error().code == ErrorCode::kCoordinatorLost || client.error().code == ErrorCode::kPeerLost
+               ? kExitDegraded
+               : code;
+  }
+  while (true) {
+    const int code = show(**client, console, watch && isatty(STDOUT_FILENO) == 1);
+    if (!watch || code == kExitFailed) return code;
+    pollfd fd{signals->fd(), POLLIN, 0};
+    if (poll(&fd, 1, kWatchEveryMs) > 0) return kExitInterrupted;
+  }
+}
+
+}  // namespace
+
+void add_status(CLI::App& app, Invocation& invocation) {
+  CLI::App* command = app.add_subcommand("status", "Show the actors of a cluster and what they do");
+  auto name = std::make_shared<std::string>();
+  auto watch = std::make_shared<bool>(false);
+  command->add_option("NAME", *name, "Name or run directory; not needed while one cluster runs");
+  command->add_flag("-w,--watch", *watch, "Again every second, until Ctrl-C");
+  add_output_option(*command, invocation);
+  command->footer(R"(
+Examples:
+  callboard status
+  callboard status lab-a -w
+  callboard status -o json | jq '.actors[] | {name, state}'
+
+Exit status: 0 all actors are ready, 1 no such cluster, 5 degraded (an actor is starting, down or failed).)");
+  command->callback([name, watch, &invocation] {
+    invocation.run = [name, watch, &invocation] { return status(*name, *watch, invocation.console); };
+  });
+}
+
+}  // namespace callboard::cli
