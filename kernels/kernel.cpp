@@ -188,11 +188,14 @@ Kernel::Failure Kernel::run_steps(KernelFrame& frame, std::shared_ptr<const Erro
     return std::nullopt;                           // 3
   compute(stack);                                  // 4
   if (!frame.stream->is_current()) [[unlikely]] {  // 5
+    stack.clear();                                 // results: the error's detail must not take them for inputs
     return Error(ErrorCode::kKernelFailed, "the kernel left another device stream current than the one it was run on",
                  "restore the current stream in the kernel, also where it throws");
   }
-  if (Failure failure = check_results(frame)) [[unlikely]]
+  if (Failure failure = check_results(frame)) [[unlikely]] {
+    stack.clear();
     return failure;
+  }
   fill_blobs(frame);  // 6
   if (frame.hooks.empty()) return std::nullopt;
   return hooks_after(frame);  // 7
@@ -358,6 +361,7 @@ void Kernel::fill_blobs(KernelFrame& frame) {
       continue;
     }
     if (!stack[i].isList() || stack[i].toList().size() != step.count) {
+      stack.clear();
       throw KernelFailure(output_error("output " + std::to_string(i) + " is no list of the declared length"));
     }
     const auto items = stack[i].toList();
@@ -371,7 +375,9 @@ void Kernel::fill_one(KernelFrame& frame, const ValueCheck& target, c10::IValue&
   if (target.slot == kNoSlot) return;
   if (target.read_by_exprs) {
     if (!value.isInt() && !value.isBool()) {
-      throw KernelFailure(output_error("a size is computed from it, so it must be an int; found " + describe(value)));
+      Error error = output_error("a size is computed from it, so it must be an int; found " + describe(value));
+      frame.stack->clear();
+      throw KernelFailure(std::move(error));
     }
     frame.exprs->set_integer(target.value, value.isInt() ? value.toInt() : value.toBool());
   }

@@ -1,7 +1,7 @@
 #include "kernels/own_blocks.h"
 
 #include <algorithm>
-#include <utility>
+#include <set>
 
 namespace callboard::kernels {
 
@@ -10,49 +10,51 @@ std::optional<OwnBlocks::Leased> OwnBlocks::lease(const void* pointer, const Act
   if (!found) return std::nullopt;
   auto handle = arena_->lease(pointer, holder);
   if (!handle) return std::nullopt;
-  std::byte* base = static_cast<std::byte*>(found->block) - found->block_offset;
-  {
+  std::byte* start = static_cast<std::byte*>(found->block) - found->block_offset + handle->offset;
+  Leased leased{std::move(*handle), start};
+  if (holder == self_) {
     std::lock_guard lock(mutex_);
-    bases_[found->segment] = base;
+    forget_ended_locked();
+    held_.emplace(leased.handle.lease, leased);
   }
-  std::byte* start = base + handle->offset;
-  return Leased{std::move(*handle), start};
+  return leased;
+}
+
+bool OwnBlocks::can_open(const ArenaBlock& handle) const {
+  if (handle.owner != self_) return false;
+  std::lock_guard lock(mutex_);
+  return held_.contains(handle.lease);
 }
 
 Result<std::shared_ptr<std::byte>> OwnBlocks::open(const ArenaBlock& handle) {
-  const auto lost = [&](const char* why) {
-    arena_->release(handle.lease);
-    return fail(ErrorCode::kTensorLost,
-                "lease " + std::to_string(handle.lease) + " of " + handle.owner.to_string() + ": " + why);
-  };
-  std::byte* start = nullptr;
+  std::optional<Leased> held;
   {
     std::lock_guard lock(mutex_);
-    const auto base = bases_.find(handle.segment);
-    if (base == bases_.end()) return lost("it names a segment of which nothing was ever leased");
-    start = base->second + handle.offset;
+    if (auto entry = held_.extract(handle.lease)) held = std::move(entry.mapped());
   }
-  const auto found = arena_->find(start);
-  if (!found || found->segment != handle.segment || handle.offset < found->block_offset ||
-      handle.bytes > found->block_bytes - (handle.offset - found->block_offset)) {
-    return lost("its block is gone");
+  const std::string name = "lease " + std::to_string(handle.lease) + " of " + handle.owner.to_string();
+  if (!held || !stands(handle.lease)) return fail(ErrorCode::kTensorLost, name + " has ended");
+  const bool inside = handle.segment == held->handle.segment && handle.offset == held->handle.offset &&
+                      handle.bytes <= held->handle.bytes;
+  if (!inside) {
+    arena_->release(handle.lease);
+    return fail(ErrorCode::kMalformed, name + " is on another block than its handle names");
   }
-  // A lease of our own first, then the question whether the given one still stands: if it does, the block has been the
-  // same one all the time.
-  const auto own = arena_->lease(start, self_);
-  if (!own) return lost("its block is gone");
-  if (!has_lease(handle.lease)) {
-    arena_->release(own->lease);
-    return lost("it has ended");
-  }
-  return std::shared_ptr<std::byte>(start, [arena = arena_, given = handle.lease, kept = own->lease](std::byte*) {
-    arena->release(given);
-    arena->release(kept);
-  });
+  return std::shared_ptr<std::byte>(held->start,
+                                    [arena = arena_, lease = handle.lease](std::byte*) { arena->release(lease); });
 }
 
-bool OwnBlocks::has_lease(LeaseId lease) const {
+bool OwnBlocks::stands(LeaseId lease) const {
   return std::ranges::any_of(arena_->leases(), [lease](const LeaseInfo& info) { return info.lease == lease; });
+}
+
+/// Handles that never came back, since their run failed on the way.
+void OwnBlocks::forget_ended_locked() {
+  if (held_.size() < remembered_max_) return;
+  std::set<LeaseId> standing;
+  for (const LeaseInfo& info : arena_->leases()) standing.insert(info.lease);
+  std::erase_if(held_, [&](const auto& entry) { return !standing.contains(entry.first); });
+  remembered_max_ = std::max(kRememberedMin, 2 * held_.size());
 }
 
 }  // namespace callboard::kernels

@@ -54,7 +54,7 @@ void TensorImporter::discard(const WireValue& value) const {
   const auto* handle = std::get_if<TensorHandle>(&value);
   const auto* block = handle == nullptr ? nullptr : std::get_if<ArenaBlock>(&handle->data);
   if (block == nullptr) return;
-  if (own_.is_own(*block)) {
+  if (block->owner == own_.self()) {
     own_.arena()->release(block->lease);
   } else if (segments_ != nullptr) {
     segments_->open(*block);  // releases the lease, whether it can be opened or not
@@ -63,7 +63,7 @@ void TensorImporter::discard(const WireValue& value) const {
 
 Result<at::Tensor> TensorImporter::import_tensor(const TensorHandle& handle) const {
   if (const auto* block = std::get_if<ArenaBlock>(&handle.data)) {
-    if (own_.is_own(*block)) {
+    if (own_.can_open(*block)) {
       CALLBOARD_ASSIGN(std::shared_ptr<std::byte> memory, own_.open(*block));
       std::byte* data = memory.get();
       return view_memory(handle.meta, data, block->bytes, std::move(memory));
@@ -74,12 +74,13 @@ Result<at::Tensor> TensorImporter::import_tensor(const TensorHandle& handle) con
     const std::uint64_t bytes = mapped->bytes();
     return view_memory(handle.meta, data, bytes, std::move(mapped));
   }
-  CALLBOARD_TRY(handle.check());
-  if (const auto* inline_bytes = std::get_if<InlineBytes>(&handle.data)) {
-    return copy_bytes(handle.meta, inline_bytes->bytes.data(), inline_bytes->bytes.size());
+  if (std::holds_alternative<CudaIpcBlock>(handle.data)) {
+    return fail(ErrorCode::kUnsupported, "a tensor in another process's CUDA memory cannot be read by a cpu device",
+                "place producer and consumer on devices of one kind, or move the tensor to the cpu in the program");
   }
-  return fail(ErrorCode::kUnsupported, "a tensor in another process's CUDA memory cannot be read by a cpu device",
-              "place producer and consumer on devices of one kind, or move the tensor to the cpu in the program");
+  CALLBOARD_TRY(handle.check());
+  const std::string& bytes = std::get<InlineBytes>(handle.data).bytes;
+  return copy_bytes(handle.meta, bytes.data(), bytes.size());
 }
 
 }  // namespace callboard::kernels

@@ -9,10 +9,10 @@
 
 namespace callboard::kernels {
 
-/// Inline bytes are copied into aligned memory; blocks are used where they lie (this process's own by their address,
-/// others' through a private mapping) and their leases end with the last tensor over them. May block where a segment is
-/// mapped for the first time. Strides, offset, empty and 0-dim shapes arrive as they were sent. Everything is checked
-/// against the real length before a view exists.
+/// Inline bytes are copied into aligned memory; blocks are used where they lie (those that this process holds on its
+/// own arena by their address, all others through a private mapping) and their leases end with the last tensor over
+/// them. May block where a segment is mapped for the first time. Strides, offset, empty and 0-dim shapes arrive as they
+/// were sent. Everything is checked against the real length before a view exists.
 class TensorImporter {
  public:
   /// Both outlive it.

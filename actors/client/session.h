@@ -27,7 +27,7 @@ class Session {
   struct Answered { RequestSeq request = 0; Message message; bool late = false; };
   struct InputsFree { RequestSeq request = 0; };                          ///< CS-2
   struct Notify { ActorEvent event; };
-  struct Discard { std::vector<WireValue> values; };                     ///< results that nobody waits for: release them
+  struct Discard { std::vector<WireValue> values; };                   ///< results that nobody waits for: release them
   using Action = std::variant<SendOut, Completed, Answered, InputsFree, Notify, Discard>;
   using Actions = std::vector<Action>;
 

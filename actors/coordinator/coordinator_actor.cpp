@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/signalfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -56,6 +57,8 @@ class CoordinatorActor {
  private:
   Status watch_signals();
   Status greet(const Hello& hello);
+  void watch_client(const Hello& hello);
+  void unwatch_client(const ActorId& client);
   void step(CoordinatorCore::Event event);
   void act(CoordinatorCore::Action action);
   void send(const ActorId& to, Message message);
@@ -75,6 +78,7 @@ class CoordinatorActor {
   UniqueFd signals_;
   std::deque<CoordinatorCore::Event> events_;     // not yet stepped; an action may add one
   bool stepping_ = false;
+  std::map<ActorId, UniqueFd> clients_;           // a pidfd for each client process, readable when it ends
   std::map<ActorId, std::deque<Message>> backlog_;  // what a peer's link has no room for yet
   bool flush_armed_ = false;
   TimerId tick_ = 0;
@@ -97,6 +101,7 @@ Status CoordinatorActor::start() {
   };
   events.lost = [this](const ActorId& peer, const Error& why) {
     backlog_.erase(peer);
+    unwatch_client(peer);
     step(CoordinatorCore::PeerLost{peer, why});
   };
   CALLBOARD_ASSIGN(hub_, Hub::bind(*loop_, *messenger_, std::move(hub), std::move(events)));
@@ -129,7 +134,32 @@ Status CoordinatorActor::watch_signals() {
 Status CoordinatorActor::greet(const Hello& hello) {
   CALLBOARD_TRY(core_->admit(hello));
   step(CoordinatorCore::PeerJoined{hello});
+  if (hello.role == Role::kClient) watch_client(hello);
   return {};
+}
+
+// ZeroMQ does not tell that a peer's process was killed; waiting for its beats would keep its calls running for long.
+void CoordinatorActor::watch_client(const Hello& hello) {
+  if (hello.pid <= 0 || clients_.count(hello.who) != 0) return;
+  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, static_cast<pid_t>(hello.pid), 0)));
+  if (!pidfd) return;  // another pid namespace: its beats must do
+  loop_->watch(pidfd.get(), [this, who = hello.who, fd = pidfd.get()] {
+    loop_->unwatch(fd);
+    loop_->post([this, who] {
+      unwatch_client(who);
+      backlog_.erase(who);
+      hub_->forget(who);
+      step(CoordinatorCore::PeerLost{who, Error(ErrorCode::kPeerLost, "the client's process ended")});
+    });
+  });
+  clients_.emplace(hello.who, std::move(pidfd));
+}
+
+void CoordinatorActor::unwatch_client(const ActorId& client) {
+  const auto found = clients_.find(client);
+  if (found == clients_.end()) return;
+  loop_->unwatch(found->second.get());
+  clients_.erase(found);
 }
 
 void CoordinatorActor::step(CoordinatorCore::Event event) {
@@ -150,6 +180,7 @@ void CoordinatorActor::act(CoordinatorCore::Action action) {
     send(out->to, std::move(out->message));
   } else if (const auto* forget = std::get_if<CoordinatorCore::Forget>(&action)) {
     backlog_.erase(forget->peer);
+    unwatch_client(forget->peer);
     hub_->forget(forget->peer);
   } else if (const auto* line = std::get_if<CoordinatorCore::LogLine>(&action)) {
     log::write(line->level, line->event, line->text);

@@ -224,7 +224,8 @@ void Runs::send(Run& run, TimePoint now) {
 
 void Runs::finished(const ActorId& from, FragmentFinished report, TimePoint now) {
   const auto found = runs_.find(report.run);
-  const bool current = found != runs_.end() && found->second.attempt == report.attempt &&
+  const auto device = members_.joined_device(from);  // a fenced incarnation is not
+  const bool current = device && found != runs_.end() && found->second.attempt == report.attempt &&
                        report.fragment < found->second.slots.size() &&
                        found->second.slots[report.fragment].sent_to == from &&
                        found->second.slots[report.fragment].state == SlotState::kPending;
@@ -235,7 +236,7 @@ void Runs::finished(const ActorId& from, FragmentFinished report, TimePoint now)
   Run& run = found->second;
   RunSlot& slot = run.slots[report.fragment];
   slot.state = SlotState::kFinished;
-  if (const auto device = members_.joined_device(from)) --members_.device(*device).in_flight;
+  --members_.device(*device).in_flight;
   if (run.phase == RunPhase::kEnding) {
     drop_values(report.outputs);
     return quiesce_if_done(run.id);

@@ -23,7 +23,7 @@ class Loop {
   virtual void run() = 0;
   /// Any thread, and signal handlers of the process's main thread. Idempotent.
   virtual void stop() = 0;
-  /// Any thread: `task` runs on the loop's thread, in order; an accepted one runs even if the loop is stopped before its
+  /// Any thread: `task` runs on the loop's thread, in order; an accepted one runs even if the loop stops before its
   /// turn. False if the loop has stopped or the mailbox (65,536) is full.
   virtual bool post(std::function<void()> task) = 0;
 

@@ -38,7 +38,7 @@ class Hub {
     std::string cluster;    ///< a Hello for another cluster is refused
     std::size_t peers_max = 512;
     Link::Options link;
-    int send_high_water = limits::kSocketQueueMax;  ///< frames that ZeroMQ may hold for a peer; the rest wait in the link
+    int send_high_water = limits::kSocketQueueMax;  ///< frames ZeroMQ may hold for a peer; the rest wait in the link
   };
   virtual ~Hub() = default;  ///< says Bye to all; ZeroMQ goes on sending what is queued for at most 100 ms
   static Result<std::unique_ptr<Hub>> bind(Loop& loop, Messenger& messenger, Options options, Events events);

@@ -24,7 +24,7 @@
 namespace callboard::actors {
 namespace {
 
-constexpr Duration kTrimInterval = std::chrono::seconds(2);
+constexpr Duration kTrimInterval = std::chrono::seconds(5);
 constexpr Duration kResendInterval = std::chrono::milliseconds(5);
 
 /// Owned by run_device; everything but the constructor, start_memory() and request_stop() runs on the loop's thread.
@@ -91,6 +91,7 @@ class DeviceActor {
   TimerId tick_ = 0;
   TimePoint tick_at_ = kNever;
   std::uint64_t beats_ = 0;
+  std::uint64_t finished_at_trim_ = 0;
   bool failed_ = false;
 };
 
@@ -420,7 +421,10 @@ void DeviceActor::beat() {
 }
 
 void DeviceActor::trim() {
-  arena_->trim();
+  // Only after a whole interval without work: between two requests, warm pages are worth more than free ones.
+  const std::uint64_t finished = runtime_->load_now().finished;
+  if (finished == finished_at_trim_) arena_->trim();
+  finished_at_trim_ = finished;
   loop_->in(kTrimInterval, [this] { trim(); });
 }
 

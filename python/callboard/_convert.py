@@ -520,7 +520,7 @@ def _wanted_outputs(node: torch.fx.Node, schema: Any) -> set[tuple[int, ...]]:
             wanted.discard((index,))
             inner = [other for other in user.users if other.target is operator.getitem]
             whole = len(inner) != len(user.users)
-            wanted |= {(index,)} if whole else {(index, int(other.args[1])) for other in inner}  # type: ignore[arg-type]
+            wanted |= {(index,)} if whole else {(index, other.args[1]) for other in inner}  # type: ignore[misc]
     return wanted
 
 

@@ -193,8 +193,8 @@ class NativeProgram:
     def annotations(self) -> dict[str, str]: ...
     def submit(self, inputs: Sequence[InputValue], deadline: float | None = None) -> NativeFuture:
         """Never waits for the cluster. `deadline` in seconds from now; None: the default of 120 s. A capsule given here
-        is consumed. Small tensors are copied during the call; larger ones once into shared memory, unless they came from
-        Client.allocate."""
+        is consumed. Small tensors are copied during the call; larger ones once into shared memory, unless they came
+        from Client.allocate."""
 
 class ActorEventDict(TypedDict):
     actor: str  # "cpu0#2"

@@ -17,7 +17,8 @@ What differs from eager all the same, by a rounding: torch's matmul takes anothe
 weight that requires grad, even under no_grad, and a program's constants do not require grad
 (module.requires_grad_(False) makes eager take the same path); and nn.TransformerEncoderLayer has a second
 implementation for inference that torch.export never sees (torch.backends.mha.set_fastpath_enabled(False) makes eager
-take the exported one).
+take the exported one); and MKL rounds by the alignment of memory: weights that are mapped from a file at odd addresses
+are aligned on a device (copy.deepcopy(module) aligns them here).
 """
 
 from __future__ import annotations

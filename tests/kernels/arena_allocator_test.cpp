@@ -69,7 +69,9 @@ TEST_CASE("a refused block throws what says sizes and limit, and the next alloca
     allocator()->allocate(std::size_t{8} << 30);
     FAIL("more than the limit was given");
   } catch (const c10::OutOfMemoryError& error) {
-    CHECK(std::string(error.what_without_backtrace()).find(std::to_string(std::size_t{8} << 30)) != std::string::npos);
+    const std::string what = error.what_without_backtrace();
+    CHECK(what.find("cannot allocate 8") != std::string::npos);
+    CHECK(what.find("limit") != std::string::npos);
   }
   CHECK(in_arena(at::ones({100'000}).const_data_ptr()));
 }

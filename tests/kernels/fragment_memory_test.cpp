@@ -103,13 +103,18 @@ TEST_CASE("a write to an input goes to a copy: its owner's memory stays as it wa
   // One input comes from another process, one is a block of this device's own, used by its address.
   FragmentMaker first("makes a block");
   first.output(first.node("aten::clone", {value(first.input())}), true, 1);
-  RunResult made = run_ok(device, first.build(), {to_wire(given)});
+  const Fragment maker_of_block = first.build();
+  REQUIRE(device.load(maker_of_block));
+  RunOrder order = TestDevice::order(maker_of_block, {to_wire(given)});
+  order.edge_holders = {kSelf};
+  const RunResult made = device.run(std::move(order));
+  REQUIRE_FALSE(made.error);
   const RunResult result = run_ok(device, fragment, {to_wire(given)});
   expected.select(0, 0).add_(1);
   CHECK(identical(from_wire(result.to_client[0]), expected));
-  const RunResult own = run_ok(device, fragment, {made.to_client[0]});
+  const RunResult own = run_ok(device, fragment, {made.on_edges[0]});
   CHECK(identical(from_wire(own.to_client[0]), expected));
-  CHECK(identical(from_wire(made.on_edges[0]), given));
+  CHECK(identical(from_wire(made.to_client[0]), given));
 }
 
 TEST_CASE("a write through a list and through an out argument copies first, too") {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -78,6 +79,30 @@ def eventually(condition: Callable[[], Any], what: str, seconds: float = 20.0) -
 def device_pid(cluster: Any, name: str) -> int:
     """Process id of a device actor."""
     return next(int(a["pid"]) for a in cluster.status()["actors"] if a["name"] == name and a["role"] == "device")
+
+
+def kill_device(cluster: Any, name: str) -> None:
+    """SIGKILL; returns once its next incarnation is ready."""
+
+    def state() -> tuple[int, str]:
+        actor = next(a for a in cluster.status()["actors"] if a["name"] == name)
+        return int(actor["incarnation"]), str(actor["state"])
+
+    before = state()[0]
+    os.kill(device_pid(cluster, name), signal.SIGKILL)
+    eventually(lambda: state()[0] > before and state()[1] == "ready", f"{name} is ready again", 60)
+
+
+def slow_steps(x: Any) -> Any:
+    """Takes half a minute, in steps of a quarter of a second."""
+    import torch
+
+    for _ in range(120):
+        x = torch.tanh(x @ x)
+    return x
+
+
+SLOW_SIZE = 1600
 
 
 def python_command(code: str, *arguments: str) -> list[str]:

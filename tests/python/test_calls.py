@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from torch.export import Dim
 
 from callboard import errors
-from conftest import client_environment, eventually, python_command
+from conftest import SLOW_SIZE, client_environment, eventually, python_command, slow_steps
 from models import rand, same
 
 _N = Dim("n", min=2, max=8)
@@ -29,19 +30,14 @@ def pair(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def program(shared_cluster: Any) -> Any:
     """Two tensors, the second twice as long as the first."""
-    return shared_cluster.compile(pair, (rand(3, 3), rand(6)), dynamic_shapes=({0: _N}, {0: 2 * _N}))
+    sizes = ({0: _N}, {0: 2 * _N})
+    return shared_cluster.compile(pair, (rand(3, 3), rand(6)), dynamic_shapes=sizes, placement="cpu0")
 
 
 @pytest.fixture(scope="module")
 def slow(shared_cluster: Any) -> Any:
-    """Half a minute, in steps of a tenth of a second."""
-
-    def forward(x):
-        for _ in range(300):
-            x = torch.tanh(x @ x)
-        return x
-
-    return shared_cluster.compile(forward, (rand(1200, 1200),), placement="cpu1", name="slow")
+    """On the other device."""
+    return shared_cluster.compile(slow_steps, (rand(SLOW_SIZE, SLOW_SIZE),), placement="cpu1", name="slow")
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------
@@ -142,18 +138,18 @@ def test_many_calls_are_in_flight_and_each_gives_its_own_result(program: Any) ->
 def test_a_deadline_ends_a_call_that_takes_longer(slow: Any, program: Any) -> None:
     start = time.monotonic()
     with pytest.raises(errors.DeadlineExceeded):
-        slow.submit(rand(1200, 1200), deadline=0.5).get()
+        slow.submit(rand(SLOW_SIZE, SLOW_SIZE), deadline=0.5).get()
     assert time.monotonic() - start < 10
     assert same(program(X, Y), pair(X, Y)) == ""
 
 
 def test_a_deadline_is_a_timeout_error(slow: Any) -> None:
     with pytest.raises(TimeoutError):
-        slow.submit(rand(1200, 1200), deadline=0.2).get()
+        slow.submit(rand(SLOW_SIZE, SLOW_SIZE), deadline=0.2).get()
 
 
 def test_a_call_can_be_cancelled(slow: Any) -> None:
-    future = slow.submit(rand(1200, 1200))
+    future = slow.submit(rand(SLOW_SIZE, SLOW_SIZE))
     assert not future.wait_for(0.3)
     with pytest.raises(errors.DeadlineExceeded, match="goes on"):
         future.get(timeout=0.1)
@@ -164,7 +160,7 @@ def test_a_call_can_be_cancelled(slow: Any) -> None:
 
 
 def test_a_call_that_waits_behind_another_can_be_cancelled(slow: Any) -> None:
-    first, second = slow.submit(rand(1200, 1200)), slow.submit(rand(1200, 1200))
+    first, second = slow.submit(rand(SLOW_SIZE, SLOW_SIZE)), slow.submit(rand(SLOW_SIZE, SLOW_SIZE))
     second.cancel()
     with pytest.raises(errors.Cancelled):
         second.get()
@@ -214,7 +210,7 @@ async def _await(future: Any) -> Any:
 
 def test_the_loop_runs_on_while_a_call_runs(slow: Any, program: Any) -> None:
     async def work() -> int:
-        waiting = asyncio.ensure_future(_await(slow.submit(rand(1200, 1200))))
+        waiting = asyncio.ensure_future(_await(slow.submit(rand(SLOW_SIZE, SLOW_SIZE))))
         for number in range(5):
             await program.submit(X, Y)
             assert not waiting.done(), number
@@ -228,7 +224,7 @@ def test_the_loop_runs_on_while_a_call_runs(slow: Any, program: Any) -> None:
 
 def test_cancelling_the_task_cancels_the_call(slow: Any) -> None:
     async def work() -> Any:
-        future = slow.submit(rand(1200, 1200))
+        future = slow.submit(rand(SLOW_SIZE, SLOW_SIZE))
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(_await(future), 0.3)
         return future
@@ -241,7 +237,7 @@ def test_cancelling_the_task_cancels_the_call(slow: Any) -> None:
 def test_an_error_comes_out_of_await(slow: Any) -> None:
     async def work() -> None:
         with pytest.raises(errors.DeadlineExceeded):
-            await slow.submit(rand(1200, 1200), deadline=0.2)
+            await slow.submit(rand(SLOW_SIZE, SLOW_SIZE), deadline=0.2)
 
     asyncio.run(work())
 
@@ -267,25 +263,22 @@ def test_two_loops_in_two_threads(program: Any) -> None:
 
 INTERRUPTED = """
 import sys, torch, callboard
-def forward(x):
-    for _ in range(300):
-        x = torch.tanh(x @ x)
-    return x
 cluster = callboard.connect(sys.argv[1])
-program = cluster.compile(forward, (torch.randn(1200, 1200),), placement="cpu1")
+program = cluster.load(sys.argv[2])
+x = torch.randn(1600, 1600)
 print("calling", flush=True)
 try:
-    program(torch.randn(1200, 1200))
+    program(x)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     print(cluster.op("aten::add.Tensor", torch.ones(2), 1).tolist(), flush=True)
 """
 
 
-def test_ctrl_c_interrupts_a_call_at_once_and_the_client_goes_on(cluster: Any) -> None:
-    process = subprocess.Popen(
-        python_command(INTERRUPTED, cluster.run_dir), env=client_environment(), stdout=subprocess.PIPE, text=True
-    )
+def test_ctrl_c_interrupts_a_call_at_once_and_the_client_goes_on(cluster: Any, slow: Any, tmp_path: Path) -> None:
+    slow.save(tmp_path / "slow")
+    command = python_command(INTERRUPTED, cluster.run_dir, str(tmp_path / "slow"))
+    process = subprocess.Popen(command, env=client_environment(), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "calling\n"
     eventually(lambda: cluster.operation("requests")["requests"], "the call runs")

@@ -18,7 +18,16 @@ from torch import nn
 
 import callboard
 from callboard import errors
-from conftest import TWO_CPU, client_environment, device_pid, eventually, python_command
+from conftest import (
+    SLOW_SIZE,
+    TWO_CPU,
+    client_environment,
+    device_pid,
+    eventually,
+    kill_device,
+    python_command,
+    slow_steps,
+)
 from models import CASES, Mlp, rand, same
 
 ONE_CPU = {"devices": [{"kind": "cpu", "count": 1, "threads": 1}]}
@@ -202,22 +211,11 @@ def test_a_closed_cluster_refuses_calls_and_closing_again_does_nothing() -> None
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def slow_program(cluster: Any, device: str) -> Any:
-    """Takes half a minute."""
-
-    def forward(x):
-        for _ in range(300):
-            x = torch.tanh(x @ x)
-        return x
-
-    return cluster.compile(forward, (rand(1200, 1200),), placement=device)
-
-
 def test_a_device_killed_in_a_call_is_the_cause_and_the_cluster_goes_on(own_cluster: Any) -> None:
-    slow = slow_program(own_cluster, "cpu1")
+    slow = own_cluster.compile(slow_steps, (rand(SLOW_SIZE, SLOW_SIZE),), placement="cpu1")
     quick = own_cluster.compile(lambda x: x + 1, (rand(3),), placement="cpu0")
     on_dead = own_cluster.compile(lambda x: x - 1, (rand(3),), placement="cpu1")
-    future = slow.submit(rand(1200, 1200))
+    future = slow.submit(rand(SLOW_SIZE, SLOW_SIZE))
     eventually(lambda: own_cluster.operation("requests")["requests"], "the call runs")
     start = time.monotonic()
     os.kill(device_pid(own_cluster, "cpu1"), signal.SIGKILL)
@@ -237,8 +235,7 @@ def test_a_result_outlives_the_device_that_made_it(own_cluster: Any) -> None:
     x = rand(600, 600)
     program = own_cluster.compile(lambda x: x * 3, (x,), placement="cpu0")
     y = program(x)
-    os.kill(device_pid(own_cluster, "cpu0"), signal.SIGKILL)
-    own_cluster.operation("wait_ready", timeout_ms=30_000, timeout=35)
+    kill_device(own_cluster, "cpu0")
     assert same(y, x * 3) == ""
     assert same(program(y), x * 3 * 3) == ""
     assert same(y, x * 3) == ""
@@ -252,8 +249,7 @@ def test_state_starts_anew_after_its_device_died(own_cluster: Any) -> None:
     future = program.submit(torch.tensor(10))
     assert future.get().item() == 13
     assert future.state_version == 4
-    os.kill(device_pid(own_cluster, "cpu0"), signal.SIGKILL)
-    own_cluster.operation("wait_ready", timeout_ms=30_000, timeout=35)
+    kill_device(own_cluster, "cpu0")
     try:
         after = program(torch.tensor(1)).item()
     except errors.StateLost:
@@ -264,21 +260,18 @@ def test_state_starts_anew_after_its_device_died(own_cluster: Any) -> None:
 IN_FLIGHT = """
 import sys, torch, callboard
 cluster = callboard.connect(sys.argv[1])
-def forward(x):
-    for _ in range(300):
-        x = torch.tanh(x @ x)
-    return x
-program = cluster.compile(forward, (torch.randn(1200, 1200),), placement="cpu1")
-futures = [program.submit(torch.randn(1200, 1200)) for _ in range(3)]
+program = cluster.load(sys.argv[2])
+futures = [program.submit(torch.randn(1600, 1600)) for _ in range(3)]
 print("in flight", flush=True)
 futures[0].wait()
 """
 
 
-def test_a_client_killed_with_calls_in_flight_leaves_the_cluster_working(cluster: Any) -> None:
-    process = subprocess.Popen(
-        python_command(IN_FLIGHT, cluster.run_dir), env=client_environment(), stdout=subprocess.PIPE, text=True
-    )
+def test_a_client_killed_with_calls_in_flight_leaves_the_cluster_working(cluster: Any, tmp_path: Path) -> None:
+    slow = cluster.compile(slow_steps, (rand(SLOW_SIZE, SLOW_SIZE),), placement="cpu1")
+    slow.save(tmp_path / "slow")
+    command = python_command(IN_FLIGHT, cluster.run_dir, str(tmp_path / "slow"))
+    process = subprocess.Popen(command, env=client_environment(), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "in flight\n"
     eventually(lambda: len(cluster.operation("requests")["requests"]) == 3, "three calls are in flight")

@@ -125,7 +125,9 @@ std::string Table::text(const Console& console, std::size_t styled_column) const
 
 void print(std::string_view text) { write_all(STDOUT_FILENO, text); }
 void print_line(std::string_view text) { print(std::string(text) + "\n"); }
-void note(std::string_view text) { write_all(STDERR_FILENO, std::string(text) + "\n"); }
+void note(std::string_view text) {
+  write_all(STDERR_FILENO, std::string(text) + (text.ends_with('\n') ? "" : "\n"));
+}
 
 nlohmann::json error_json(const Error& error) {
   nlohmann::json out{

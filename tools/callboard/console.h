@@ -46,7 +46,7 @@ class Table {
 /// stdout in one write; a closed pipe (`| head`) is no error.
 void print(std::string_view text);
 void print_line(std::string_view text);
-/// stderr.
+/// stderr, as a line.
 void note(std::string_view text);
 
 /// Prints the error (stderr; with -o json also as {"ok": false, "error": …} on stdout) and returns its exit code.

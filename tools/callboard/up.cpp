@@ -282,9 +282,10 @@ void Up::print_ready(const json& status) {
 }
 
 int Up::give_up(const Error& error) {
+  const bool interrupted = signals_seen_ > 0 && !failure_;
   stop_node();
   const int code = report(error, console_);
-  return signals_seen_ > 0 && !failure_ ? kExitInterrupted : code;
+  return interrupted ? kExitInterrupted : code;
 }
 
 /// Foreground: until Ctrl-C, or until the cluster ends by itself.
@@ -302,6 +303,7 @@ int Up::stay() {
     stop_node();
     return report(with_log(*failure_), console_);
   }
+  wait_for_end(kKillAfter);
   if (!console_.json) note("cluster '" + config_.name + "' has ended");
   return signals_seen_ > 1 ? kExitInterrupted : kExitOk;
 }

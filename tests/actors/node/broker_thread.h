@@ -1,11 +1,11 @@
-// A memory broker on a thread of its own, as the node actor's loop runs it, with a clock that tests can put forward.
+// A memory broker on a thread of its own, as the node actor's loop runs it, with a clock that only the test puts
+// forward.
 #pragma once
 
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -76,19 +76,13 @@ class BrokerThread {
   }
 
  private:
-  TimePoint now() const { return Clock::now() + offset_; }
+  TimePoint now() const { return start_ + offset_; }
 
   void run() {
     while (!stop_) {
       std::vector<pollfd> entries{{wake_.get(), POLLIN, 0}};
       for (const int fd : broker_->fds()) entries.push_back({fd, POLLIN, 0});
-      const TimePoint next = broker_->next_tick();
-      int timeout_ms = -1;
-      if (next != kNever) {
-        const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - now()).count();
-        timeout_ms = static_cast<int>(std::clamp<std::int64_t>(left, 0, 10'000));
-      }
-      ::poll(entries.data(), entries.size(), timeout_ms);
+      ::poll(entries.data(), entries.size(), -1);
       for (std::size_t i = 1; i < entries.size(); ++i) {
         if (entries[i].revents != 0) broker_->on_readable(entries[i].fd, now());
       }
@@ -110,6 +104,7 @@ class BrokerThread {
 
   UniqueFd wake_;
   std::unique_ptr<actors::MemoryBroker> broker_;
+  const TimePoint start_ = Clock::now();
   Duration offset_{0};
   std::function<void()> watcher_;
   bool stop_ = false;

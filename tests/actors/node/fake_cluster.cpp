@@ -1,7 +1,8 @@
 // A node actor with a coordinator and devices that do nothing but what a test tells them. One program in three roles:
 //   fake_cluster node NAME DEVICES GRACE_MS RESTARTS_MAX    run_node(); status stream on 5, lifeline on 6
 //   fake_cluster coordinator …   as the node actor starts it: a Hub that hands on orders and tells what was reported
-//   fake_cluster --name …        as the node actor starts it: waits for SIGTERM; $FAKE_<name> says what else
+//   fake_cluster --name …        as the node actor starts it: writes its name to the pipe $FAKE_READY, then waits for
+//                                SIGTERM; $FAKE_<name> says what else
 #include <dirent.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -10,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -128,11 +130,12 @@ int device(const Arguments& arguments) {
     std::cerr << "this device has a reason" << std::endl;
     return 3;
   }
-  if (behaviour == "orphan" && ::fork() == 0) {
-    ::setsid();
-    std::cerr << "orphan " << ::getpid() << std::endl;
-    while (true) ::pause();
-  }
+  // For a helper that leaves its group, that one speaks: when it has left.
+  const bool helper = behaviour == "orphan" && ::fork() == 0;
+  if (helper) ::setsid();
+  if (helper) std::cerr << "orphan " << ::getpid() << std::endl;
+  if (helper || behaviour != "orphan") std::ofstream(environment("FAKE_READY")) << name << std::endl;
+  while (helper) ::pause();
   int received = 0;
   do {
     ::sigwait(&term, &received);

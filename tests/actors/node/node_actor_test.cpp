@@ -65,6 +65,12 @@ class Cluster {
     options.arguments = {"node", setup.name, std::to_string(setup.devices), std::to_string(setup.grace_ms),
                          std::to_string(setup.restarts_max)};
     setup.environment.push_back("CALLBOARD_RUN_DIR=" + root);
+    const std::string fifo = root + "/" + setup.name + "-ready";
+    ::unlink(fifo.c_str());
+    REQUIRE(::mkfifo(fifo.c_str(), 0600) == 0);
+    ready_.reset(::open(fifo.c_str(), O_RDWR | O_CLOEXEC));  // for writing, too: no end while nobody writes
+    REQUIRE(ready_);
+    setup.environment.push_back("FAKE_READY=" + fifo);
     options.environment = environment_with(setup.environment);
     options.log_file = root + "/" + setup.name + "-node.log";
     std::array<int, 2> status{};
@@ -109,6 +115,16 @@ class Cluster {
       if (event["event"] == kind && (actor.empty() || event["name"] == actor)) return event;
     }
   }
+  /// Until so many devices have come as far as to obey signals.
+  void wait_ready(int devices) {
+    while (devices > 0) {
+      pollfd entry{ready_.get(), POLLIN, 0};
+      REQUIRE(::poll(&entry, 1, 30'000) == 1);
+      char byte = 0;
+      REQUIRE(::read(ready_.get(), &byte, 1) == 1);
+      if (byte == '\n') --devices;
+    }
+  }
   int exit_code() {
     const auto exit = process_->reap_until(soon());
     REQUIRE(exit);
@@ -128,6 +144,7 @@ class Cluster {
   std::optional<Process> process_;
   UniqueFd status_;
   UniqueFd lifeline_;
+  UniqueFd ready_;
   std::string buffer_;
 };
 
@@ -189,6 +206,7 @@ TEST_CASE(
   TempDir root;
   Cluster cluster(root.path());
   cluster.next("started");
+  cluster.wait_ready(2);
   const std::int64_t victim = cluster.pids.at("cpu0");
   REQUIRE(::kill(static_cast<pid_t>(victim), SIGKILL) == 0);
   const Json exited = cluster.next("actor_exited", "cpu0");
@@ -200,6 +218,7 @@ TEST_CASE(
   const Json again = cluster.next("actor_started", "cpu0");
   CHECK(again["incarnation"] == 2);
   CHECK(again["pid"] != victim);
+  cluster.wait_ready(1);
   {
     LineStation client(client_options(cluster));
     REQUIRE(client.open());
@@ -321,6 +340,7 @@ TEST_CASE("a device that does not obey is killed within the grace time") {
   TempDir root;
   Cluster cluster(root.path(), {.grace_ms = 500, .environment = {"FAKE_cpu0=stubborn"}});
   cluster.next("started");
+  cluster.wait_ready(2);
   cluster.drop_lifeline();
   const Json exited = cluster.next("actor_exited", "cpu0");
   CHECK(exited["cause"] == "signal 9 (Killed)");
@@ -333,6 +353,7 @@ TEST_CASE("a second signal does not wait for the grace time") {
   TempDir root;
   Cluster cluster(root.path(), {.grace_ms = 600'000, .environment = {"FAKE_cpu0=stubborn"}});
   cluster.next("started");
+  cluster.wait_ready(2);
   cluster.process().signal(SIGINT);
   cluster.next("stopping");
   cluster.process().signal(SIGINT);
@@ -344,8 +365,10 @@ TEST_CASE("helpers that a device left behind end with the cluster") {
   TempDir root;
   Cluster cluster(root.path(), {.devices = 1, .environment = {"FAKE_cpu0=orphan"}});
   cluster.next("started");
+  cluster.wait_ready(1);
   REQUIRE(::kill(static_cast<pid_t>(cluster.pids.at("cpu0")), SIGKILL) == 0);
   cluster.next("actor_started", "cpu0");
+  cluster.wait_ready(1);
   REQUIRE(::kill(static_cast<pid_t>(cluster.pids.at("cpu0")), SIGKILL) == 0);
   cluster.next("actor_exited", "cpu0");
   std::vector<std::int64_t> orphans;
@@ -353,6 +376,7 @@ TEST_CASE("helpers that a device left behind end with the cluster") {
   for (std::string line; std::getline(log, line);) {
     if (line.starts_with("orphan ")) orphans.push_back(std::stoll(line.substr(7)));
   }
+  CHECK(orphans.size() == 2);
   cluster.drop_lifeline();
   cluster.next("stopped");
   CHECK(cluster.exit_code() == kNodeStoppedExit);
@@ -365,6 +389,7 @@ TEST_CASE("the coordinator's orders are obeyed: one actor again, then all at an 
   cluster.next("started");
   LineStation client(client_options(cluster));
   REQUIRE(client.open());
+  reports(client, {"started cpu1#1"});  // the coordinator and the node actor know each other
   REQUIRE(client.send(Operation{1, "restart", "cpu1"}));
   const Json exited = cluster.next("actor_exited", "cpu1");
   CHECK(exited["stopped_by_us"] == true);
