@@ -158,6 +158,23 @@ def times(program: Any, model: torch.nn.Module, arguments: tuple[torch.Tensor, .
     return 1000 * statistics.median(there), 1000 * statistics.median(here)
 
 
+def load_model() -> SentenceEmbedder:
+    """The model in evaluation mode, its weights aligned."""
+    # A copy, since the weights lie as the file has them, off any cache line, and MKL rounds by that. Devices have them
+    # aligned, as torch itself allocates.
+    return copy.deepcopy(SentenceEmbedder(str(get_model_path())).train(False))
+
+
+def compile_embedder(
+    cluster: callboard.Cluster, model: SentenceEmbedder, arguments: tuple[torch.Tensor, ...]
+) -> callboard.Program:
+    """With free batch and length, split over all devices of the cluster."""
+    batch, length = Dim("batch", min=1, max=256), Dim("length", min=2, max=512)
+    sizes = ({0: batch, 1: length}, {0: batch, 1: length})
+    parts = placement(cluster.devices, model.bert.config.num_hidden_layers)
+    return cluster.compile(model, arguments, dynamic_shapes=sizes, placement=parts, name="MiniLM")
+
+
 def main() -> int:
     """0 if every number is equal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -173,24 +190,16 @@ def main() -> int:
 
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True) as progress:
         progress.add_task("loading MiniLM")
-        folder = str(get_model_path())
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        # A copy, since the weights lie as the file has them, off any cache line, and MKL rounds by that. Devices have
-        # them aligned, as torch itself allocates.
-        model = copy.deepcopy(SentenceEmbedder(folder).train(False))
+        tokenizer = AutoTokenizer.from_pretrained(str(get_model_path()))
+        model = load_model()
         coded = tokenizer(SENTENCES, padding=True, return_tensors="pt")
         arguments = (coded["input_ids"], coded["attention_mask"])
         progress.add_task("starting the cluster")
         cluster = callboard.launch(options.config)
 
     with cluster:
-        batch, length = Dim("batch", min=1, max=256), Dim("length", min=2, max=512)
-        sizes = ({0: batch, 1: length}, {0: batch, 1: length})
         start = time.perf_counter()
-        layers = model.bert.config.num_hidden_layers
-        program = cluster.compile(
-            model, arguments, dynamic_shapes=sizes, placement=placement(cluster.devices, layers), name="MiniLM"
-        )
+        program = compile_embedder(cluster, model, arguments)
         console.print(f"{program!r}, compiled in {time.perf_counter() - start:.1f} s\n")
         console.print(similarity_table(program(*arguments)))
         console.print(plan_table(program))

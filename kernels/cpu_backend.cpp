@@ -80,8 +80,9 @@ class CpuBackend final : public DeviceBackend {
 
   bool can_run(const std::string& name, const std::string& overload) const override {
     using c10::DispatchKey;
-    static constexpr std::array kKeys = {DispatchKey::CPU,       DispatchKey::SparseCPU,    DispatchKey::SparseCsrCPU,
-                                         DispatchKey::MkldnnCPU, DispatchKey::QuantizedCPU, DispatchKey::NestedTensorCPU};
+    static constexpr std::array kKeys = {DispatchKey::CPU,          DispatchKey::SparseCPU,
+                                         DispatchKey::SparseCsrCPU, DispatchKey::MkldnnCPU,
+                                         DispatchKey::QuantizedCPU, DispatchKey::NestedTensorCPU};
     const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
     if (!handle) return false;
     for (const DispatchKey key : kKeys) {

@@ -20,7 +20,7 @@ struct ConstantStore::Mapping {
 };
 
 Result<std::shared_ptr<ConstantStore::Mapping>> ConstantStore::map_segment(SegmentId segment,
-                                                                            std::uint64_t segment_bytes, UniqueFd fd) {
+                                                                           std::uint64_t segment_bytes, UniqueFd fd) {
   std::lock_guard lock(mutex_);
   if (auto known = mappings_[segment].lock()) return known;
   struct stat info = {};
@@ -31,8 +31,8 @@ Result<std::shared_ptr<ConstantStore::Mapping>> ConstantStore::map_segment(Segme
   // Private and writable, so that a kernel that writes where it should not changes this process's view only.
   void* data = ::mmap(nullptr, segment_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd.get(), 0);
   if (data == MAP_FAILED) {
-    return fail(ErrorCode::kResourceExhausted, "cannot map " + std::to_string(segment_bytes) + " bytes of constants: " +
-                                                   std::strerror(errno));
+    return fail(ErrorCode::kResourceExhausted,
+                "cannot map " + std::to_string(segment_bytes) + " bytes of constants: " + std::strerror(errno));
   }
   auto mapping = std::make_shared<Mapping>();
   mapping->data = static_cast<std::byte*>(data);
@@ -60,7 +60,8 @@ Result<kernels::ConstantStorage> ConstantStore::open(const ContentHash& hash, st
     MemoryLane& lane;
     ContentHash hash;
     std::shared_ptr<Mapping> mapping;
-    Use(MemoryLane& l, ContentHash h, std::shared_ptr<Mapping> m) : lane(l), hash(std::move(h)), mapping(std::move(m)) {}
+    Use(MemoryLane& l, ContentHash h, std::shared_ptr<Mapping> m)
+        : lane(l), hash(std::move(h)), mapping(std::move(m)) {}
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
     ~Use() { lane.release_constants({hash}); }

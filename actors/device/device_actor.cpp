@@ -69,7 +69,9 @@ class DeviceActor {
   void beat();
   void trim();
   std::string description() const;
-  std::string endpoint_path() const { return options_.run_dir + "/" + self_.name + "." + std::to_string(self_.incarnation); }
+  std::string endpoint_path() const {
+    return options_.run_dir + "/" + self_.name + "." + std::to_string(self_.incarnation);
+  }
 
   const DeviceProcessOptions options_;
   const config::DeviceConfig device_;
@@ -85,8 +87,8 @@ class DeviceActor {
   std::unique_ptr<Hub> hub_;
   std::unique_ptr<Line> coordinator_;
   std::map<ActorId, std::unique_ptr<Line>> peers_;
-  std::deque<Message> backlog_;            // for the coordinator, when its link's window is full
-  std::deque<DeviceCore::Event> events_;   // not yet stepped; an action may add one
+  std::deque<Message> backlog_;           // for the coordinator, when its link's window is full
+  std::deque<DeviceCore::Event> events_;  // not yet stepped; an action may add one
   bool stepping_ = false;
   TimerId tick_ = 0;
   TimePoint tick_at_ = kNever;
@@ -122,7 +124,8 @@ Status DeviceActor::start_memory() {
     log::error("node_gone", "the node actor ended; so does this device");
     loop_->stop();
   };
-  CALLBOARD_ASSIGN(lane_, MemoryLane::connect(options_.run_dir + "/memory.sock", Role::kDevice, self_, std::move(events)));
+  CALLBOARD_ASSIGN(lane_,
+                   MemoryLane::connect(options_.run_dir + "/memory.sock", Role::kDevice, self_, std::move(events)));
   constants_ = std::make_unique<ConstantStore>(*lane_);
   segments_ = kernels::SegmentMap::create(
       [this](const ActorId& owner, SegmentId segment) { return lane_->open_segment(owner, segment); },
@@ -141,9 +144,10 @@ Status DeviceActor::start_runtime() {
   runtime.check_outputs = options_.config.checks.outputs;
   runtime.nan_check = options_.config.checks.nan;
   runtime.trace = options_.config.tracing.enabled;
-  CALLBOARD_ASSIGN(runtime_, kernels::create_device_runtime(
-                                 std::move(runtime), arena_, segments_.get(),
-                                 [this](const ContentHash& hash, std::uint64_t bytes) { return constants_->open(hash, bytes); }));
+  CALLBOARD_ASSIGN(runtime_, kernels::create_device_runtime(std::move(runtime), arena_, segments_.get(),
+                                                            [this](const ContentHash& hash, std::uint64_t bytes) {
+                                                              return constants_->open(hash, bytes);
+                                                            }));
   return {};
 }
 
@@ -157,8 +161,8 @@ Status DeviceActor::connect() {
   Hub::Events hub_events;
   hub_events.hello = [](const Hello& hello) -> Status {
     if (hello.role == Role::kDevice) return {};
-    return fail(ErrorCode::kUnexpectedMessage, "a device actor talks to devices here, not to a " +
-                                                   std::string(role_name(hello.role)));
+    return fail(ErrorCode::kUnexpectedMessage,
+                "a device actor talks to devices here, not to a " + std::string(role_name(hello.role)));
   };
   hub_events.message = [this](const ActorId& from, Message message) {
     step(DeviceCore::FromPeer{from, std::move(message)});
@@ -375,16 +379,22 @@ Result<std::string> DeviceActor::answer_text(const DeviceQuery& query) {
   nlohmann::json result = nlohmann::json::object();
   if (query.name == "trace") {
     if (arguments.contains("on")) {
-      if (!arguments["on"].is_boolean()) return fail(ErrorCode::kMalformed, "'on' of device query 'trace' must be true or false");
+      if (!arguments["on"].is_boolean())
+        return fail(ErrorCode::kMalformed, "'on' of device query 'trace' must be true or false");
       runtime_->set_trace(arguments["on"].get<bool>());
     }
-    if (arguments.value("take", false)) result["events"] = nlohmann::json::parse(runtime_->take_trace(), nullptr, false);
+    if (arguments.value("take", false))
+      result["events"] = nlohmann::json::parse(runtime_->take_trace(), nullptr, false);
   } else if (query.name == "memory") {
     const kernels::ArenaStats stats = arena_->stats();
-    result = {{"reserved_bytes", stats.reserved_bytes}, {"resident_bytes", stats.resident_bytes},
-              {"in_use_bytes", stats.in_use_bytes},     {"leased_bytes", stats.leased_bytes},
-              {"peak_bytes", stats.peak_bytes},         {"leases", stats.leases},
-              {"segments", stats.segments},             {"copied_in_bytes", stats.copied_in_bytes},
+    result = {{"reserved_bytes", stats.reserved_bytes},
+              {"resident_bytes", stats.resident_bytes},
+              {"in_use_bytes", stats.in_use_bytes},
+              {"leased_bytes", stats.leased_bytes},
+              {"peak_bytes", stats.peak_bytes},
+              {"leases", stats.leases},
+              {"segments", stats.segments},
+              {"copied_in_bytes", stats.copied_in_bytes},
               {"mapped_bytes", segments_->mapped_bytes()}};
   } else if (query.name == "describe") {
     result = nlohmann::json::parse(runtime_->describe(), nullptr, false);

@@ -76,7 +76,8 @@ class DeviceCoreImpl final : public DeviceCore {
     unexpected(event.message, event.from.to_string(), out);
   }
 
-  // Nothing to decide: the coordinator, which has the real cause, cancels the runs; without it their deadlines end them.
+  // Nothing to decide: the coordinator, which has the real cause, cancels the runs; without it their deadlines end
+  // them.
   void on(PeerGone event, TimePoint, Actions& out) {
     out.push_back(LogLine{log::Level::kInfo, "peer_gone", event.peer.to_string()});
   }
@@ -143,13 +144,14 @@ class DeviceCoreImpl final : public DeviceCore {
     }
   }
 
-  // -- coordinator's orders ---------------------------------------------------------------------------------------------
+  // -- coordinator's orders
+  // ---------------------------------------------------------------------------------------------
 
   void on_welcome(const Welcome& welcome, Actions& out) {
     if (epoch_ != 0 && epoch_ != welcome.epoch) {
       // Run numbers start anew with a coordinator: what the old one ordered must not meet them.
-      const Error reason(ErrorCode::kCoordinatorLost, "the coordinator was started again (epoch " +
-                                                          std::to_string(welcome.epoch) + ")");
+      const Error reason(ErrorCode::kCoordinatorLost,
+                         "the coordinator was started again (epoch " + std::to_string(welcome.epoch) + ")");
       std::set<RunId> all;
       for (const auto& [key, run] : runs_) all.insert(key.first);
       for (RunId run : all) on_cancel(CancelRun{run, reason}, out);
@@ -179,25 +181,31 @@ class DeviceCoreImpl final : public DeviceCore {
     const RunKey key{order.run, order.fragment};
     const Fragment* fragment = find_fragment(order.program, order.fragment);
     if (fragment == nullptr) {
-      return refuse(std::move(order), Error(ErrorCode::kProgramUnknown, "fragment " + std::to_string(key.second) +
-                                                                            " of this program is not loaded here"), out);
+      return refuse(std::move(order),
+                    Error(ErrorCode::kProgramUnknown,
+                          "fragment " + std::to_string(key.second) + " of this program is not loaded here"),
+                    out);
     }
     if (runs_.size() >= options_.runs_max) {
-      return refuse(std::move(order), Error(ErrorCode::kOverloaded, "this device already holds " +
-                                                                        std::to_string(runs_.size()) + " runs"), out);
+      return refuse(
+          std::move(order),
+          Error(ErrorCode::kOverloaded, "this device already holds " + std::to_string(runs_.size()) + " runs"), out);
     }
     std::size_t program_inputs = 0;
     std::size_t edges = 0;
     for (const FragmentInput& input : fragment->inputs) ++(is_edge(input) ? edges : program_inputs);
     if (order.inputs.size() != program_inputs) {
-      return refuse(std::move(order), Error(ErrorCode::kMalformed, "the run brings " + std::to_string(order.inputs.size()) +
-                                                                       " inputs, the fragment takes " +
-                                                                       std::to_string(program_inputs)), out);
+      return refuse(std::move(order),
+                    Error(ErrorCode::kMalformed, "the run brings " + std::to_string(order.inputs.size()) +
+                                                     " inputs, the fragment takes " + std::to_string(program_inputs)),
+                    out);
     }
     if (const auto old = runs_.find(key); old != runs_.end()) {
       if (old->second.order.attempt >= order.attempt) return release_all(order.inputs, out);  // a repeat
-      return refuse(std::move(order), Error(ErrorCode::kUnexpectedMessage, "an older attempt of this run is still here",
-                                            "cancel a run before its next attempt"), out);
+      return refuse(std::move(order),
+                    Error(ErrorCode::kUnexpectedMessage, "an older attempt of this run is still here",
+                          "cancel a run before its next attempt"),
+                    out);
     }
     RunEntry entry;
     entry.deadline = order.deadline_ms > 0 ? after(now, std::chrono::milliseconds(order.deadline_ms)) : kNever;
@@ -240,7 +248,8 @@ class DeviceCoreImpl final : public DeviceCore {
     out.push_back(ReleaseOwn{release.leases});
   }
 
-  // -- edges ------------------------------------------------------------------------------------------------------------
+  // -- edges
+  // ------------------------------------------------------------------------------------------------------------
 
   void on_edge(EdgeValues edge, TimePoint now, Actions& out) {
     const RunKey key{edge.run, edge.to};
@@ -352,7 +361,8 @@ class DeviceCoreImpl final : public DeviceCore {
     }
   }
 
-  // -- ends -------------------------------------------------------------------------------------------------------------
+  // -- ends
+  // -------------------------------------------------------------------------------------------------------------
 
   void refuse(RunFragment order, Error error, Actions& out) {
     release_all(order.inputs, out);
@@ -417,8 +427,8 @@ class DeviceCoreImpl final : public DeviceCore {
   }
 
   void unexpected(const Message& message, const std::string& from, Actions& out) {
-    out.push_back(LogLine{log::Level::kWarning, "unexpected_message",
-                          std::string(message_name(message)) + " from " + from});
+    out.push_back(
+        LogLine{log::Level::kWarning, "unexpected_message", std::string(message_name(message)) + " from " + from});
   }
 
   std::string waiting_text(const RunKey& key) const {

@@ -18,6 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import callboard
 
 BIN = pathlib.Path(os.environ.get("CALLBOARD_BIN_DIR", "build/release/bin"))
 MIB = 1 << 20
@@ -93,14 +97,13 @@ def rss_bytes(pid: int) -> int:
     raise RuntimeError(f"no VmRSS of process {pid}")
 
 
-def pid_of(cluster: object, actor: str) -> int:
-    status = cluster.status()  # type: ignore[attr-defined]
+def pid_of(cluster: callboard.Cluster, actor: str) -> int:
     if actor == "coordinator":
-        return int(status["coordinator"]["pid"])
-    for entry in status["actors"]:
+        return int(cluster.record["coordinator_pid"])
+    for entry in cluster.status()["actors"]:
         if entry["name"] == actor:
             return int(entry["pid"])
-    raise RuntimeError(f"no actor {actor} in {status}")
+    raise RuntimeError(f"no actor {actor}")
 
 
 def null_fragments(rounds: int, quick: bool) -> list[Figure]:
@@ -151,12 +154,17 @@ def minilm_latency(rounds: int, quick: bool) -> list[Figure]:
 
     torch.set_num_threads(1)
     model = minilm.load_model()
-    arguments = minilm.tokens(["The stage is set."], length=8)
+    # Eight tokens, the markers of beginning and end included.
+    tokenizer = minilm.AutoTokenizer.from_pretrained(str(minilm.get_model_path()))
+    coded = tokenizer(["The cast reads its calls."], padding="max_length", truncation=True, max_length=8,
+                      return_tensors="pt")
+    example = tokenizer(["One sentence.", "And another, longer one."], padding=True, return_tensors="pt")
+    arguments = (coded["input_ids"], coded["attention_mask"])
     with torch.inference_mode():
         expected = model(*arguments)
     pairs = []
     with callboard.launch({"devices": [{"kind": "cpu", "count": 2, "threads": 1}]}) as cluster:
-        program = minilm.compile_split(cluster, model)
+        program = minilm.compile_embedder(cluster, model, (example["input_ids"], example["attention_mask"]))
         torch.testing.assert_close(program(*arguments), expected, rtol=0, atol=0)
         inner = 20 if quick else 60
         for _ in range(rounds):

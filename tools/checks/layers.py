@@ -30,12 +30,13 @@ ALLOWED = {
 # Third-party headers and the only files that may include them.
 FENCES = {
     "msgpack": (r"^msgpack(\.hpp|/)", r"^messages/codec[a-z_]*\.(h|cpp)$"),
-    "ZeroMQ": (r"^zmq\.h", r"^(actors/core/(transport|loop)[a-z_]*\.cpp|tests/actors/core/.*|tools/bench/.*)$"),
+    "ZeroMQ": (r"^zmq\.h", r"^(actors/core/(transport|loop)[a-z_]*\.cpp|tests/actors/core/.*|tools/benchmarks/.*)$"),
     "yaml-cpp": (r"^yaml-cpp/", r"^config/[a-z_]+\.(h|cpp)$"),
     "spdlog": (r"^spdlog/", r"^messages/base/log\.cpp$"),
     "Boost": (r"^boost/", r"^(actors/coordinator/rest_[a-z_]+\.(h|cpp)|tools/.*)$"),
     "CLI11": (r"^CLI/", r"^tools/.*$"),
-    "LibTorch": (r"^(torch|ATen|c10)/", r"^(kernels/(?!memory/|runtime\.h)[a-z_0-9/]+\.(h|cpp|cu)|python/.*|tests/(kernels|conformance|python)/.*|tools/bench/.*)$"),
+    "LibTorch": (r"^(torch|ATen|c10)/", r"^(kernels/(?!memory/|runtime\.h)[a-z_0-9/]+\.(h|cpp|cu)|python/.*"
+                                        r"|tests/(kernels|conformance|python)/.*|tools/benchmarks/.*)$"),
     "pybind11": (r"^pybind11/", r"^python/.*$"),
     "CUDA": (r"^(cuda|cublas|cudnn|nccl)[a-z_]*\.h", r"^.*cuda[^/]*$|^.*\.cu$"),
     "Catch2": (r"^catch2/", r"^tests/support/.*$"),
@@ -63,14 +64,16 @@ def may_include(folder: str, target: str) -> bool:
         if "." in allowed.rsplit("/", 1)[-1]:
             continue
         # "kernels" as a whole includes kernels/memory, but "messages" alone stays itself.
-        if target.startswith(allowed + "/") and (folder in ("python", "tools", "tests") or folder_of(target) == allowed):
+        whole = folder in ("python", "tools", "tests") or folder_of(target) == allowed
+        if target.startswith(allowed + "/") and whole:
             return True
     return False
 
 
 def main() -> int:
     problems = []
-    sources = [p for p in ROOT.rglob("*") if p.suffix in {".h", ".cpp", ".cu"} and "build" not in p.relative_to(ROOT).parts[0]]
+    sources = [p for folder in {name.split("/")[0] for name in ALLOWED} for p in (ROOT / folder).rglob("*")
+               if p.suffix in {".h", ".cpp", ".cu"}]
     checked = 0
     for source in sorted(sources):
         name = source.relative_to(ROOT).as_posix()

@@ -10,10 +10,15 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LINE_MAX = 120
 FILE_MAX = 600
+# These were laid out by hand before the limit; reformat them together with the next change of the protocol, since
+# touching them rebuilds everything.
+LONG_LINES = {f"messages/{name}.h" for name in ("codec", "graph", "graph_check", "limits", "protocol", "tensor_handle",
+                                                 "base/error", "base/ids")}
+LONG_LINES |= {"kernels/runtime.h", "actors/device/device_core.h", "actors/device/device_actor.h"}
 CODE = {".h", ".cpp", ".cu", ".py"}
 # What is banned, where, and why.
 BANNED = [
-    (r"\bstd::this_thread::sleep_(for|until)\b|\busleep\s*\(|\btime\.sleep\(", r"^(?!tools/bench/).*", "sleeping is no synchronisation"),
+    (r"\bstd::this_thread::sleep_(for|until)\b|\busleep\s*\(|\btime\.sleep\(", r"^(?!tools/benchmarks/).*", "sleeping is no synchronisation"),
     (r"\.detach\(\)", r".*\.(h|cpp)$", "a thread has an owner that joins it"),
     (r"\bstd::recursive_mutex\b", r".*", "say who holds the lock"),
     (r"\b(import pickle|pickle\.loads?|\beval\()", r"^(?!tests/).*\.py$", "no pickle, no eval"),
@@ -36,7 +41,7 @@ def check_source(name: str, text: str, problems: list[str]) -> None:
     if len(lines) > FILE_MAX:
         problems.append(f"{name}: {len(lines)} lines, more than {FILE_MAX}: split it by what it hides")
     for number, line in enumerate(lines, 1):
-        if len(line) > LINE_MAX and "http" not in line:
+        if len(line) > LINE_MAX and name not in LONG_LINES:
             problems.append(f"{name}:{number}: {len(line)} columns, more than {LINE_MAX}")
         for pattern, where, why in BANNED:
             if re.match(where, name) and re.search(pattern, line) and "tidy: allow" not in line:
@@ -49,7 +54,9 @@ def check_built(names: list[str], problems: list[str]) -> None:
     """Each .cpp is named by a CMake file of its folder or above."""
     cmake = "\n".join((ROOT / n).read_text() for n in names if n.endswith(("CMakeLists.txt", ".cmake")))
     for name in names:
-        if name.endswith((".cpp", ".cu")) and pathlib.Path(name).name not in cmake:
+        file = pathlib.Path(name).name
+        by_pattern = file.startswith("fuzz_") and f" {file[5:-4]}" in cmake  # foreach(subject …)
+        if name.endswith((".cpp", ".cu")) and file not in cmake and not by_pattern:
             problems.append(f"{name}: no CMake file builds it")
 
 

@@ -12,7 +12,8 @@
 #include "messages/base/log.h"
 
 int main(int argc, char** argv) {
-  CLI::App app{"One device actor of a Callboard cluster. The node actor starts it; to start a cluster run: callboard up FILE"};
+  CLI::App app{
+      "One device actor of a Callboard cluster. The node actor starts it; to start a cluster run: callboard up FILE"};
   callboard::actors::DeviceProcessOptions options;
   std::string config_file;
   app.add_option("--run-dir", options.run_dir, "Run directory of the cluster")->required();

@@ -24,8 +24,8 @@ TensorHandle arena_tensor(const ActorId& owner, LeaseId lease) {
   return TensorHandle{TensorMeta::contiguous(DType::kFloat32, {4}), block};
 }
 
-/// Fragment `index` on cpu1: value 0 from the program, value 1 over an edge of fragment 0; gives value 2 to the client and
-/// value 3 to fragment 2 on cpu0 and fragment 3 on itself.
+/// Fragment `index` on cpu1: value 0 from the program, value 1 over an edge of fragment 0; gives value 2 to the client
+/// and value 3 to fragment 2 on cpu0 and fragment 3 on itself.
 Fragment fragment_with_edge(std::uint32_t index = 1) {
   Fragment fragment;
   fragment.program = kProgram;
