@@ -185,7 +185,7 @@ def find_program(name: str) -> str:
     folders = [package / "bin", package.parent.parent / "bin", Path(sys.executable).parent]
     chosen = os.environ.get("CALLBOARD_BIN_DIR")
     if chosen:
-        folders = [Path(chosen)]
+        folders = [Path(chosen).absolute()]
     for folder in folders:
         candidate = folder / name
         if candidate.is_file() and os.access(candidate, os.X_OK):

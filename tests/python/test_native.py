@@ -266,7 +266,7 @@ def test_a_signal_ends_a_call_that_waits(tmp_path, monkeypatch):
         "version": _native.version(),
     }
     (run_dir / "cluster.json").write_text(json.dumps(record))
-    with open(run_dir / "lock", "w") as lock:
+    with (run_dir / "lock").open("w") as lock:
         fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         assert [each["name"] for each in _native.list_clusters()] == ["silent"]
         previous = signal.signal(signal.SIGALRM, signal.default_int_handler)

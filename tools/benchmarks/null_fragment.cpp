@@ -31,7 +31,7 @@ callboard::ProgramGraph null_program() {
   return graph;
 }
 
-int fail(const Error& error) {
+int complain(const Error& error) {
   std::fprintf(stderr, "bench-null-fragment: %s\n", error.to_string().c_str());
   return 1;
 }
@@ -47,9 +47,9 @@ int main(int argc, char** argv) {
   Client::Options options;
   options.cluster = argv[1];
   auto client = Client::connect(options);
-  if (!client) return fail(client.error());
+  if (!client) return complain(client.error());
   auto program = (*client)->load(null_program(), {}, callboard::Placement{});
-  if (!program) return fail(program.error());
+  if (!program) return complain(program.error());
   float x = 1.5F;
   TensorRef tensor;
   tensor.meta = callboard::TensorMeta::contiguous(callboard::DType::kFloat32, {1});
@@ -61,9 +61,9 @@ int main(int argc, char** argv) {
   for (int i = 0; i < count + warm; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     auto future = (*program)->submit(inputs);
-    if (!future) return fail(future.error());
+    if (!future) return complain(future.error());
     auto result = (*future)->get();
-    if (!result) return fail(result.error());
+    if (!result) return complain(result.error());
     const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
     const auto& y = std::get<TensorRef>((*result)->outputs.at(0));
     float value = 0;

@@ -1,6 +1,8 @@
 // callboard: command line, coordinator and node actor in one binary.
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -26,6 +28,7 @@ Each command has its own help: callboard COMMAND --help. The cluster file: callb
 
 /// CLI11 says "The following argument was not expected: statsu"; the nearest command helps more.
 std::string hint_for(const CLI::App& app, const std::vector<std::string>& arguments) {
+  if (!app.get_subcommands().empty()) return {};  // the command is right
   std::vector<std::string> owned;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App* c) { return !c->get_group().empty(); })) {
     owned.push_back(command->get_name());
@@ -33,7 +36,6 @@ std::string hint_for(const CLI::App& app, const std::vector<std::string>& argume
   const std::vector<std::string_view> names(owned.begin(), owned.end());
   for (const std::string& argument : arguments) {
     if (argument.empty() || argument[0] == '-') continue;
-    if (app.get_subcommand_no_throw(argument) != nullptr) return {};
     const std::string_view near = config::nearest_name(argument, names);
     return near.empty() ? "commands are " + config::list_names(names) : "did you mean '" + std::string(near) + "'?";
   }

@@ -1,3 +1,5 @@
+#include <signal.h>
+
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -84,13 +86,13 @@ class Up {
 
  private:
   Status prepare();
-  Result<json> become_ready();
+  Result<std::string> become_ready();
   Error why_stopped() const;
   Error with_log(Error error) const;
   bool pump();
   void take_event(const json& event);
   void take_exit(const json& event);
-  void print_ready(const json& status);
+  void print_ready(const std::string& status_text);
   int give_up(const Error& error);
   int stay();
   void leave_trace();
@@ -147,8 +149,8 @@ Status Up::prepare() {
   return {};
 }
 
-/// The coordinator's status once all devices are ready.
-Result<json> Up::become_ready() {
+/// The coordinator's status (JSON) once all devices are ready.
+Result<std::string> Up::become_ready() {
   const TimePoint deadline = after(Clock::now(), wait_);
   while (run_dir_.empty() && !pump() && Clock::now() < deadline) {
     pollfd fds[] = {{child_->status_fd(), POLLIN, 0}, {signals_->fd(), POLLIN, 0}};
@@ -167,14 +169,12 @@ Result<json> Up::become_ready() {
     const std::lock_guard lock(news_mutex_);
     news_.push_back(event.who.name + " ready after " + elapsed());
   });
-  const json arguments{{"timeout_ms", std::max<std::int64_t>(left().count(), 1)}};
+  json arguments;
+  arguments["timeout_ms"] = std::max<std::int64_t>(left().count(), 1);
   const auto answer = (*client)->operation("wait_ready", arguments.dump(), left() + milliseconds(500));
   const bool broken = pump();
   if (!answer) return fail(broken ? why_stopped() : with_log(answer.error()));
-  CALLBOARD_ASSIGN(const std::string status, (*client)->operation("status", "{}", std::chrono::seconds(5)));
-  json parsed = json::parse(status, nullptr, false);
-  if (!parsed.is_object()) return fail(ErrorCode::kInternal, "the coordinator's status is not a JSON object");
-  return parsed;
+  return (*client)->operation("status", "{}", std::chrono::seconds(5));
 }
 
 Error Up::why_stopped() const {
@@ -251,7 +251,9 @@ void Up::take_exit(const json& event) {
     failure_ = Error(ErrorCode::kStartFailed, name + " ended while it started: " + text_of(event, "cause"));
 }
 
-void Up::print_ready(const json& status) {
+void Up::print_ready(const std::string& status_text) {
+  json status = json::parse(status_text, nullptr, false);
+  if (!status.is_object()) status = json::object();
   json actors = json::array();
   actors.push_back(
       {{"name", "node"}, {"pid", child_->process().pid()}, {"state", "ready"}, {"log", logs_ + "/node.log"}});

@@ -1,3 +1,5 @@
+#include <string>
+
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 

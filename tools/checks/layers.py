@@ -1,6 +1,7 @@
 """Checks who may include whom: folders in one order, and each library fenced to named files.
 
-messages → {config | kernels} → actors → python → tools → tests; inside actors: core → {coordinator | node | device | client}.
+messages → {config | kernels} → actors → python → tools → tests;
+inside actors: core → {coordinator | node | device | client}.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ LONG_LINES |= {"kernels/runtime.h", "actors/device/device_core.h", "actors/devic
 CODE = {".h", ".cpp", ".cu", ".py"}
 # What is banned, where, and why.
 BANNED = [
-    (r"\bstd::this_thread::sleep_(for|until)\b|\busleep\s*\(|\btime\.sleep\(", r"^(?!tools/benchmarks/).*", "sleeping is no synchronisation"),
+    (r"\bstd::this_thread::sleep_(for|until)\b|\busleep\s*\(|\btime\.sleep\(", r"^(?!tools/benchmarks/).*",
+     "sleeping is no synchronisation"),
     (r"\.detach\(\)", r".*\.(h|cpp)$", "a thread has an owner that joins it"),
     (r"\bstd::recursive_mutex\b", r".*", "say who holds the lock"),
     (r"\b(import pickle|pickle\.loads?|\beval\()", r"^(?!tests/).*\.py$", "no pickle, no eval"),

@@ -13,6 +13,8 @@ function(callboard_test name)
   cmake_parse_arguments(ARG "HEAVY" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
   add_executable(test_${name} ${ARG_SOURCES})
   callboard_target(test_${name} ${ARG_HEAVY})
+  # Half of a test's compile time would go into optimising code that runs once. What it tests is optimised.
+  target_compile_options(test_${name} PRIVATE -O0)
   target_link_libraries(test_${name} PRIVATE ${ARG_LINK} callboard_catch_main)
   add_test(NAME ${name} COMMAND test_${name})
   if(NOT ARG_TIMEOUT)

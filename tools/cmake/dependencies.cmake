@@ -19,7 +19,8 @@ add_library(callboard::dep_msgpack ALIAS callboard_dep_msgpack)
 
 if(CALLBOARD_TORCH)
   if(NOT CALLBOARD_VENV AND DEFINED ENV{CALLBOARD_VENV})
-    set(CALLBOARD_VENV "$ENV{CALLBOARD_VENV}")
+    # Kept, so that a build that configures itself anew finds it without the variable.
+    set(CALLBOARD_VENV "$ENV{CALLBOARD_VENV}" CACHE PATH "Python environment with torch, made by tools/setup" FORCE)
   endif()
   if(NOT EXISTS "${CALLBOARD_VENV}/bin/python")
     message(FATAL_ERROR "CALLBOARD_VENV ('${CALLBOARD_VENV}') has no bin/python: run tools/setup, or configure with -DCALLBOARD_TORCH=OFF")
