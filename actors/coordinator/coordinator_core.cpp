@@ -73,6 +73,10 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
     desk_.client_lost(id);
     runs_.client_lost(node.mapped());
     programs_.client_lost(id);
+    // A device that started after the client's end has not heard of it from the node actor, and may have lent to it.
+    for (const Device& device : members_.devices()) {
+      if (device.joined) context_.send(device.id, HolderGone{id});
+    }
   }
 
   void device_lost(const DeviceLoss& loss) {

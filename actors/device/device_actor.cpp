@@ -267,6 +267,8 @@ void DeviceActor::act(DeviceCore::Action action) {
     lane_->release(block.owner, block.lease);
   } else if (auto* own = std::get_if<DeviceCore::ReleaseOwn>(&action)) {
     for (LeaseId lease : own->leases) arena_->release(lease);
+  } else if (auto* holder = std::get_if<DeviceCore::EndHolder>(&action)) {
+    arena_->holder_gone(holder->holder);
   } else if (auto* query = std::get_if<DeviceCore::Query>(&action)) {
     answer(query->query);
   } else if (auto* line = std::get_if<DeviceCore::LogLine>(&action)) {

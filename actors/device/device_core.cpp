@@ -64,6 +64,7 @@ class DeviceCoreImpl final : public DeviceCore {
     }
     if (auto* query = std::get_if<DeviceQuery>(&event.message)) return out.push_back(Query{std::move(*query)});
     if (auto* release = std::get_if<ReleaseLeases>(&event.message)) return on_release(*release, out);
+    if (auto* gone = std::get_if<HolderGone>(&event.message)) return out.push_back(EndHolder{std::move(gone->holder)});
     if (auto* welcome = std::get_if<Welcome>(&event.message)) return on_welcome(*welcome, out);
     if (std::holds_alternative<Beat>(event.message)) return;
     unexpected(event.message, "the coordinator", out);

@@ -45,9 +45,11 @@ class DeviceCore {
   struct Cancel { RunId run = 0; Error reason; };
   struct Release { WireValue value; };                     ///< of another owner: give its lease back unread
   struct ReleaseOwn { std::vector<LeaseId> leases; };      ///< of our arena: a reader gave them back
+  struct EndHolder { ActorId holder; };                    ///< of leases on our arena: its process is gone
   struct Query { DeviceQuery query; };                     ///< the shell answers with DeviceReply
   struct LogLine { log::Level level; std::string event; std::string text; };
-  using Action = std::variant<SendCoordinator, SendPeer, Load, Unload, Run, Cancel, Release, ReleaseOwn, Query, LogLine>;
+  using Action = std::variant<SendCoordinator, SendPeer, Load, Unload, Run, Cancel, Release, ReleaseOwn, EndHolder, Query,
+                              LogLine>;
   using Actions = std::vector<Action>;
 
   virtual ~DeviceCore() = default;

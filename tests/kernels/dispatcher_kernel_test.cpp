@@ -174,7 +174,7 @@ TEST_CASE("operators with lists, holes, factories and formats equal direct calls
   CHECK(identical(call("aten::permute", {value(0), ints({0, 2, 3, 1})}, {x}), x.permute({0, 2, 3, 1})));
   CHECK(identical(call("aten::sum.dim_IntList", {value(0), ints({1, -1}), true}, {x}), x.sum({1, -1}, true)));
   CHECK(identical(call("aten::clone", {value(0)}, {x}, {{"memory_format", ArgMemoryFormat{"channels_last"}}}), x));
-  CHECK(identical(call("aten::_to_copy", {value(0)}, {x}, {{"dtype", ArgDType{DType::kHalf}}}), x.to(at::kHalf)));
+  CHECK(identical(call("aten::_to_copy", {value(0)}, {x}, {{"dtype", ArgDType{DType::kFloat16}}}), x.to(at::kHalf)));
   CHECK(identical(
       call("aten::slice.Tensor", {value(0), std::int64_t{2}, std::int64_t{1}, std::int64_t{9}, std::int64_t{2}}, {x}),
       at::slice(x, 2, 1, 9, 2)));

@@ -284,7 +284,7 @@ TEST_CASE("the NaN check names the kernel of the first NaN or infinity and accep
   blob.set_tensor(at::ones({3}));
   CHECK_FALSE(hook.after(call, outputs));
   blob.drop();
-  blob.set_tensor(at::ones({3}).log() / at::ones({3}).log());
+  blob.set_tensor(at::ones({3}).log().div(at::ones({3}).log()));
   const auto error = hook.after(call, outputs);
   REQUIRE(error);
   CHECK(error->code == ErrorCode::kNanFound);

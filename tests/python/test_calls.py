@@ -278,7 +278,11 @@ except KeyboardInterrupt:
 def test_ctrl_c_interrupts_a_call_at_once_and_the_client_goes_on(cluster: Any, slow: Any, tmp_path: Path) -> None:
     slow.save(tmp_path / "slow")
     command = python_command(INTERRUPTED, cluster.run_dir, str(tmp_path / "slow"))
-    process = subprocess.Popen(command, env=client_environment(), stdout=subprocess.PIPE, text=True)
+    # A shell that runs the tests in the background has set SIGINT to "ignored", and children inherit that.
+    process = subprocess.Popen(
+        command, env=client_environment(), stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "calling\n"
     eventually(lambda: cluster.operation("requests")["requests"], "the call runs")

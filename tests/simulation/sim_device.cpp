@@ -145,6 +145,8 @@ void SimDevice::act(DeviceCore::Action action) {
     sim_.release(block.owner, block.lease);
   } else if (auto* own = std::get_if<DeviceCore::ReleaseOwn>(&action)) {
     for (LeaseId lease : own->leases) sim_.memory().release(self_, lease);
+  } else if (auto* holder = std::get_if<DeviceCore::EndHolder>(&action)) {
+    sim_.memory().holder_gone(self_, holder->holder);
   }
 }
 

@@ -262,6 +262,13 @@ TEST_CASE("leases that come back are ended in the own arena, those of an earlier
   CHECK(all<DeviceCore::ReleaseOwn>(device.from_peer(ReleaseLeases{ActorId{"cpu1", 0}, {1}})).empty());
 }
 
+TEST_CASE("the end of a holder that the coordinator tells ends its leases") {
+  Fixture device;
+  const auto ended = all<DeviceCore::EndHolder>(device.from_coordinator(HolderGone{ActorId{"client", 1}}));
+  REQUIRE(ended.size() == 1);
+  CHECK(ended[0].holder == ActorId{"client", 1});
+}
+
 TEST_CASE("a message that is none of a device's business is logged and does nothing") {
   Fixture device;
   const auto actions = device.from_coordinator(Submit{});

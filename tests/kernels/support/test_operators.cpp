@@ -7,6 +7,7 @@
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
 #include <torch/library.h>
 
 #include "kernels/kernel.h"
@@ -44,7 +45,7 @@ at::Tensor throws(const at::Tensor&, const std::string& how) {
   TORCH_CHECK(false, "ATen trouble");
 }
 
-std::tuple<at::Tensor, std::vector<at::Tensor>> pair(const at::Tensor& x) { return {x + 1, {x + 2, x + 3}}; }
+std::tuple<at::Tensor, std::vector<at::Tensor>> pair(const at::Tensor& x) { return {x.add(1), {x.add(2), x.add(3)}}; }
 
 std::optional<at::Tensor> maybe(const at::Tensor& x, bool give) {
   return give ? std::optional<at::Tensor>(x.clone()) : std::nullopt;
@@ -88,7 +89,7 @@ int64_t echo(const at::Tensor& t, int64_t i, double f, bool b, c10::complex<doub
 }
 
 int64_t echo_lists(at::IntArrayRef i, at::ArrayRef<double> f, c10::List<bool> b, c10::List<std::string> s,
-                   const c10::List<std::optional<at::Tensor>>& o, at::TensorList t, c10::List<at::Scalar> n) {
+                   const c10::List<std::optional<at::Tensor>>& o, at::TensorList t, at::ArrayRef<at::Scalar> n) {
   std::vector<bool> bools;
   for (const bool item : b) bools.push_back(item);
   std::vector<std::string> strings;
@@ -96,7 +97,7 @@ int64_t echo_lists(at::IntArrayRef i, at::ArrayRef<double> f, c10::List<bool> b,
   echoed = list_text("i", i.vec()) + list_text("f", f.vec()) + list_text("b", bools) + list_text("s", strings) + "o[";
   for (std::size_t k = 0; k < o.size(); ++k) echoed += std::optional<at::Tensor>(o.get(k)).has_value() ? "x" : "-";
   echoed += "]t" + std::to_string(t.size()) + "n[";
-  for (std::size_t k = 0; k < n.size(); ++k) echoed += c10::toString(at::Scalar(n.get(k)).type()) + std::string(",");
+  for (std::size_t k = 0; k < n.size(); ++k) echoed += c10::toString(n[k].type()) + std::string(",");
   echoed += "]";
   return 0;
 }
