@@ -86,6 +86,8 @@ std::shared_ptr<const Error> Executor::run_kernels(LoadedFragment& fragment, con
   frame.blobs = fragment.blobs;
   frame.exprs = &fragment.exprs;
   frame.stream = &stream_;
+  // A kernel of an earlier run may have left another stream current, with its error or by throwing.
+  if (!stream_.is_current()) stream_.enter();
   frame.device = device_;
   frame.hooks = order.hooks;
   frame.guard = &fragment.guard;

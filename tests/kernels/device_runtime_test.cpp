@@ -162,10 +162,10 @@ TEST_CASE("a kernel that leaves another stream current fails and the next run is
     CHECK(result.error->code == ErrorCode::kKernelFailed);
     CHECK(result.error->message.find("stream") != std::string::npos);
   }
-  const HookBody body([] { other->leave(); });
-  device.run(fragment, {to_wire(at::ones({1}))});
-  hook_body = nullptr;
-  CHECK_FALSE(device.run(fragment, {to_wire(at::ones({1}))}).error);
+  const HookBody body([] {});
+  const RunResult next = device.run(fragment, {to_wire(at::ones({1}))});
+  INFO((next.error ? next.error->to_string() : std::string()));
+  CHECK_FALSE(next.error);
 }
 
 TEST_CASE("cancelling stops a run between two kernels, with the reason given") {

@@ -236,7 +236,7 @@ TEST_CASE("wrong arguments are refused at load by operator, argument, expected t
           "no memory format 'channels_first'");
   refused("aten::clone", {value(0)}, {{"memory_format", std::int64_t{1}}}, "argument 'memory_format'");
   refused("aten::_to_copy", {value(0)}, {{"device", ArgLiteralDevice{"cuda:1"}}}, "cuda:1", ErrorCode::kLiteralDevice);
-  refused("aten::_to_copy", {value(0)}, {{"device", ArgDeviceSlot{1}}}, "slot 1", ErrorCode::kUnsupported);
+  refused("aten::_to_copy", {value(0)}, {{"device", ArgDeviceSlot{1}}}, "slot 1", ErrorCode::kBadGraph);
   refused("cbtest::with_generator", {value(0)}, {{"generator", std::int64_t{1}}}, "Generator", ErrorCode::kUnsupported);
   refused("aten::relu", {ArgNone{}}, {}, "argument 'self' must be Tensor, got None");
 }
