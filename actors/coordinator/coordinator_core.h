@@ -13,8 +13,8 @@
 //
 // State of a program (buffers that it changes) lives on its devices. When such a device dies, all states of the program
 // are set back to their initial values, on every device of it, before the next run. Each client that uses the program
-// is told once: its first request after the loss fails with kStateLost and does not run; every client gets the actor
-// event "state_lost".
+// is told once: the first of its requests that had not started at the loss, or else the next one that it submits, fails
+// with kStateLost and does not run; every client gets the actor event "state_lost".
 #pragma once
 
 #include <map>

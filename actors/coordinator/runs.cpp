@@ -315,6 +315,21 @@ void Runs::device_lost(const DeviceLoss& loss) {
     end(id, OutcomeStatus::kFailed, std::move(error));
   }
   for (RunId id : freed) quiesce_if_done(id);
+  tell_state_losses();
+}
+
+/// A request that was submitted before the loss and has not started would run on the initial values like one that is
+/// submitted later. It is told now, not when it could start: until then it may be cancelled, and the notice with it.
+/// In order of submission, all that ran on the lost state is before the notice, and all that did not is behind it.
+void Runs::tell_state_losses() {
+  std::map<RunId, Error> told;
+  for (const auto& [client, queues] : waiting_) {
+    for (const auto& [program, ids] : queues) {
+      Run& first = runs_.at(ids.front());
+      if (auto loss = programs_.take_state_loss(*first.program, client)) told.emplace(first.id, std::move(*loss));
+    }
+  }
+  for (auto& [id, error] : told) end(id, OutcomeStatus::kFailed, std::move(error));
 }
 
 void Runs::run_refused(const ActorId& device, const RunFragment& order, Error why, TimePoint now) {

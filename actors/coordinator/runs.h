@@ -16,7 +16,8 @@ namespace callboard::actors {
 // from      to        when                                              what goes out
 // waiting   running   its devices are ready, have room, and no earlier  RunFragment to each fragment's device
 //                     request of its client waits for one of them
-// waiting   gone      cancel, deadline, device failed, client lost      Outcome (quiesced)
+// waiting   gone      cancel, deadline, device failed, client lost,     Outcome (quiesced)
+//                     state lost (the first of its client and program)
 // running   gone      the last fragment finished without error          Outcome kOk (quiesced)
 // running   ending    first error, cancel, deadline, device lost        Outcome (not quiesced), CancelRun to the others
 // running   gone      the same, and no device is left that might read   Outcome (quiesced)
@@ -62,7 +63,7 @@ class Runs {
   void submit(const ActorId& client, Submit order, TimePoint now);
   void cancel(const ActorId& client, RequestSeq request);
   void finished(const ActorId& from, FragmentFinished report, TimePoint now);
-  /// CO-2. `loss.ended` also frees what this incarnation was still reading.
+  /// CO-2. `loss.ended` also frees what this incarnation was still reading. After Programs::device_lost.
   void device_lost(const DeviceLoss& loss);
   void client_lost(const Client& client);
   /// Ends what waits for programs that could not be loaded again after a restart.
@@ -96,6 +97,7 @@ class Runs {
   /// The one place where an Outcome other than kOk leaves.
   void end(RunId id, OutcomeStatus status, Error error);
   void quiesce_if_done(RunId id);
+  void tell_state_losses();
   void erase(RunId id);
   void remove_waiting(const Run& run);
   void drop_values(const std::vector<WireValue>& values);

@@ -1,5 +1,6 @@
 #include "tests/simulation/sim_client.h"
 
+#include <iterator>
 #include <utility>
 
 #include "messages/codec.h"
@@ -180,7 +181,7 @@ void SimClient::completed(RequestSeq request, Outcome outcome) {
               (outcome.error ? outcome.error->message : "ok"));
   const bool lost = outcome.error && outcome.error->code == ErrorCode::kStateLost;
   if (lost) {
-    program.told = true;
+    program.notices.insert(request);
     ++sim_.tally().state_losses;
   }
   switch (outcome.status) {
@@ -226,16 +227,26 @@ void SimClient::check_value(const Open& open, Program& program, const Outcome& o
     const Content version = contents.back();
     contents.pop_back();
     if (version != outcome.state_version) world_.violation("the state is not of the version that the outcome names");
-    if (version <= program.last_version && !program.told) {
-      world_.violation("R39: state went back from " + std::to_string(program.last_version) + " to " +
-                       std::to_string(version) + " and nobody said so");
-    }
-    program.told = false;
-    program.last_version = version;
+    check_state(program, outcome.request, version);
   }
   Content all = 0;
   for (Content content : contents) all = mix(all, content);
   if (all != oracle(program, open.contents)) world_.violation("a wrong value");
+}
+
+/// R39: in order of submission the state only goes forward, unless a request between two others said that it was lost.
+void SimClient::check_state(Program& program, RequestSeq request, std::uint64_t version) {
+  const auto at = program.versions.emplace(request, version).first;
+  const auto check = [&](auto before, auto after) {
+    const auto notice = program.notices.upper_bound(before->first);
+    const bool said = notice != program.notices.end() && *notice < after->first;
+    if (before->second < after->second || said) return;
+    world_.violation("R39: state went back from " + std::to_string(before->second) + " (request " +
+                     std::to_string(before->first) + ") to " + std::to_string(after->second) + " (request " +
+                     std::to_string(after->first) + ") of " + self_.to_string() + " and nobody said so");
+  };
+  if (at != program.versions.begin()) check(std::prev(at), at);
+  if (std::next(at) != program.versions.end()) check(at, std::next(at));
 }
 
 void SimClient::inputs_free(RequestSeq request) {

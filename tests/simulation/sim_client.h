@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,8 +38,8 @@ class SimClient {
     ContentHash hash;
     bool loaded = false;
     bool counting = false;
-    std::uint64_t last_version = 0;
-    bool told = true;  ///< kStateLost was seen since last_version
+    std::map<RequestSeq, std::uint64_t> versions;  ///< of the state, as requests brought it
+    std::set<RequestSeq> notices;                  ///< requests that ended with kStateLost
     int tries = 0;
   };
   struct Open {
@@ -58,6 +59,7 @@ class SimClient {
   void loaded(const ProgramLoaded& answer);
   void completed(RequestSeq request, Outcome outcome);
   void check_value(const Open& open, Program& program, const Outcome& outcome);
+  void check_state(Program& program, RequestSeq request, std::uint64_t version);
   Content oracle(const Program& program, const std::vector<Content>& inputs) const;
   void inputs_free(RequestSeq request);
   void settle(RequestSeq request);

@@ -229,4 +229,47 @@ TEST_CASE("R39: lost state is said once to each client, and all states start ane
   CHECK(f.take<Outcome>(other).at(0).error->code == ErrorCode::kStateLost);
 }
 
+TEST_CASE("R39: a request that waits when the state is lost is told, and those behind it run on the new state") {
+  CoordinatorOptions options = test::core_options();
+  options.runs_per_device = 1;
+  CoreFixture f(options);
+  f.bring_up();
+  const ContentHash hash = f.load(test::counting_program(), test::on("cpu0"));
+  const ActorId other{"client-b", 1};
+  REQUIRE(f.join(Role::kClient, other));
+  f.load(test::counting_program(), test::on("cpu0"), other);
+  const RequestSeq running = f.submit(hash);
+  const RequestSeq cancelled = f.submit(hash);
+  const RequestSeq told = f.submit(hash);
+  f.submit(hash);
+  const RequestSeq told_too = f.submit(hash, other);
+  REQUIRE(f.take<RunFragment>(f.cpu0).size() == 1);
+  f.message(f.client, CancelRequest{cancelled});
+  CHECK(one_outcome(f, cancelled).status == OutcomeStatus::kCancelled);
+
+  f.exited(f.cpu0);
+  const auto outcomes = f.take<Outcome>(f.client);
+  REQUIRE(outcomes.size() == 2);
+  CHECK(outcomes[0].request == running);
+  CHECK(outcomes[0].error->code == ErrorCode::kActorDied);
+  CHECK(outcomes[1].request == told);
+  CHECK(outcomes[1].error->code == ErrorCode::kStateLost);
+  CHECK(outcomes[1].quiesced);
+  const auto others = f.take<Outcome>(other);
+  REQUIRE(others.size() == 1);
+  CHECK(others[0].request == told_too);
+  CHECK(others[0].error->code == ErrorCode::kStateLost);
+
+  const ActorId second{"cpu0", 2};
+  REQUIRE(f.join(Role::kDevice, second));
+  f.answer_loads();
+  const auto next = f.take<RunFragment>(second);
+  REQUIRE(next.size() == 1);
+  CHECK(next[0].client == f.client);
+  f.finish(second, next[0], {CoreFixture::tensor()});
+  CHECK(f.take<Outcome>(f.client).at(0).status == OutcomeStatus::kOk);
+  f.submit(hash, other);
+  CHECK(f.take<RunFragment>(second).size() == 1);
+}
+
 }  // namespace callboard::actors
