@@ -180,10 +180,8 @@ def main() -> int:
                         help=f"some of: {', '.join(STAGES)} (default: {', '.join(DEFAULT_STAGES)}; with --full all)")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first stage that fails")
     arguments = parser.parse_args()
-    if arguments.only:
-        wanted = arguments.only.split(",")
-    else:
-        wanted = list(STAGES) if arguments.full else list(DEFAULT_STAGES)
+    default = list(STAGES) if arguments.full else list(DEFAULT_STAGES)
+    wanted = arguments.only.split(",") if arguments.only else default
     unknown = [name for name in wanted if name not in STAGES]
     if unknown:
         parser.error(f"no stage {', '.join(unknown)}; there are: {', '.join(STAGES)}")
