@@ -37,6 +37,13 @@ bool is_operator_name(std::string_view op) {
   return dot == std::string_view::npos || is_word(rest.substr(dot + 1), true);
 }
 
+/// Operators that reach past tensors into the file system. A program comes from outside: it must not read or write
+/// files with the rights of whoever runs the cluster.
+bool touches_files(std::string_view op) {
+  const std::string_view name = op.substr(0, op.find('.'));
+  return name == "aten::from_file" || name == "aten::save" || name == "aten::load" || name == "prim::load";
+}
+
 /// The elements of an argument: what kArgumentsMax bounds.
 std::size_t argument_weight(const Argument& argument) {
   if (const auto* list = std::get_if<ArgValueList>(&argument)) return 1 + list->values.size();
@@ -204,6 +211,7 @@ class GraphChecker {
       const auto bad = [&](ErrorCode code, const std::string& message) { report_node(code, nodes, i, message); };
       if (!is_operator_name(node.op))
         bad(ErrorCode::kBadGraph, "the operator's name is not namespace::name[.overload]");
+      if (touches_files(node.op)) bad(ErrorCode::kUnsupported, "it reads or writes files, which no program may");
       if (!std::isfinite(node.cost) || node.cost < 0) bad(ErrorCode::kBadGraph, "its cost is no estimate");
       for (const NodeOutput& output : node.outputs) {
         if (!output.is_list && output.values.size() != 1) {

@@ -320,11 +320,11 @@ Status ClientCore::watch_coordinator_on_loop() {
 void ClientCore::coordinator_ended_on_loop() {
   loop_->unwatch(coordinator_pidfd_.get());
   loop_->in(kDrainAfterEnd, [this] {
-    lose_on_loop(
-        Error(ErrorCode::kCoordinatorLost,
-              "the coordinator (process " + std::to_string(record_.coordinator_pid) + ") of cluster '" + record_.name +
-                  "' ended",
-              "connect again once `callboard status` shows the cluster; its logs are in " + record_.run_dir + "/logs"));
+    lose_on_loop(Error(ErrorCode::kCoordinatorLost,
+                       "the coordinator (process " + std::to_string(record_.coordinator_pid) + ") of cluster '" +
+                           record_.name + "' ended",
+                       "the cluster ends with its coordinator; start it again with `callboard up`; its logs are in " +
+                           record_.run_dir + "/logs"));
   });
 }
 
@@ -441,8 +441,8 @@ FutureValue ClientCore::result_on_loop(const Pending& pending, Outcome outcome) 
       if (auto* handle = std::get_if<TensorHandle>(&wire)) {
         // A value that is an output twice comes twice under one lease, which must end with the last of them.
         const auto* block = std::get_if<ArenaBlock>(&handle->data);
-        const std::pair<ActorId, LeaseId> lease = block != nullptr ? std::pair(block->owner, block->lease)
-                                                                   : std::pair(ActorId{}, LeaseId{0});
+        const std::pair<ActorId, LeaseId> lease =
+            block != nullptr ? std::pair(block->owner, block->lease) : std::pair(ActorId{}, LeaseId{0});
         if (const auto same = by_lease.find(lease); lease.second != 0 && same != by_lease.end()) {
           TensorRef again = same->second;
           again.meta = std::move(handle->meta);

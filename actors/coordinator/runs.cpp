@@ -8,11 +8,16 @@ namespace {
 
 std::string_view kind_name(ValueKind kind) {
   switch (kind) {
-    case ValueKind::kTensor: return "a tensor";
-    case ValueKind::kInt: return "an integer";
-    case ValueKind::kFloat: return "a float";
-    case ValueKind::kBool: return "a bool";
-    case ValueKind::kNone: return "None";
+    case ValueKind::kTensor:
+      return "a tensor";
+    case ValueKind::kInt:
+      return "an integer";
+    case ValueKind::kFloat:
+      return "a float";
+    case ValueKind::kBool:
+      return "a bool";
+    case ValueKind::kNone:
+      return "None";
   }
   return "something else";
 }
@@ -70,8 +75,8 @@ void Runs::submit(const ActorId& client_id, Submit order, TimePoint now) {
   run.inputs = std::move(order.inputs);
   run.symbols = std::move(order.symbols);
   run.accepted = now;
-  const Duration wait = order.deadline_ms > 0 ? std::chrono::milliseconds(order.deadline_ms)
-                                              : context_.options.default_deadline;
+  const Duration wait =
+      order.deadline_ms > 0 ? std::chrono::milliseconds(order.deadline_ms) : context_.options.default_deadline;
   run.deadline = after(now, std::min<Duration>(wait, limits::kRequestDeadlineMax));
   deadlines_.emplace(run.deadline, run.id);
   waiting_[client_id][program].push_back(run.id);
@@ -191,8 +196,10 @@ bool Runs::start_one(Queues& queues, TimePoint now) {
 bool Runs::has_room(const Program& program) const {
   std::map<DeviceIndex, std::size_t> wanted;
   for (const FragmentRecord& record : program.fragments) ++wanted[record.device];
+  // A device whose link is lost and whose exit report is still out takes no runs: it may be another start already.
   return std::all_of(wanted.begin(), wanted.end(), [&](const auto& want) {
-    return members_.device(want.first).in_flight + want.second <= context_.options.runs_per_device;
+    const Device& device = members_.device(want.first);
+    return device.joined && device.in_flight + want.second <= context_.options.runs_per_device;
   });
 }
 
@@ -262,8 +269,8 @@ void Runs::finished(const ActorId& from, FragmentFinished report, TimePoint now)
     const OutcomeStatus status = status_of(*report.error);
     return end(run.id, status, std::move(*report.error));
   }
-  const bool all = std::all_of(run.slots.begin(), run.slots.end(),
-                               [](const RunSlot& s) { return s.state == SlotState::kFinished; });
+  const bool all =
+      std::all_of(run.slots.begin(), run.slots.end(), [](const RunSlot& s) { return s.state == SlotState::kFinished; });
   if (all && !run.suspicion) complete(run);
 }
 
@@ -294,13 +301,13 @@ void Runs::device_lost(const DeviceLoss& loss) {
       if (loss.ended) freed.push_back(id);
       slot.state = loss.ended ? SlotState::kEnded : SlotState::kCutOff;
     }
-    const bool suspects = run.phase == RunPhase::kRunning && run.suspicion &&
-                          std::any_of(run.slots.begin(), run.slots.end(),
-                                      [&](const RunSlot& slot) { return slot.sent_to == loss.who; });
+    const bool suspects =
+        run.phase == RunPhase::kRunning && run.suspicion &&
+        std::any_of(run.slots.begin(), run.slots.end(), [&](const RunSlot& slot) { return slot.sent_to == loss.who; });
     if ((touched && run.phase == RunPhase::kRunning) || suspects) hit.push_back(id);
-    const bool hopeless = loss.failed && run.phase == RunPhase::kWaiting &&
-                          std::find(run.program->devices.begin(), run.program->devices.end(), loss.device) !=
-                              run.program->devices.end();
+    const bool hopeless =
+        loss.failed && run.phase == RunPhase::kWaiting &&
+        std::find(run.program->devices.begin(), run.program->devices.end(), loss.device) != run.program->devices.end();
     if (hopeless) hit.push_back(id);
   }
   for (RunId id : hit) {
@@ -459,10 +466,18 @@ void Runs::drop_values(const std::vector<WireValue>& values) {
 
 void Runs::count(OutcomeStatus status) {
   switch (status) {
-    case OutcomeStatus::kOk: ++context_.counters.ok; break;
-    case OutcomeStatus::kFailed: ++context_.counters.failed; break;
-    case OutcomeStatus::kCancelled: ++context_.counters.cancelled; break;
-    case OutcomeStatus::kExpired: ++context_.counters.expired; break;
+    case OutcomeStatus::kOk:
+      ++context_.counters.ok;
+      break;
+    case OutcomeStatus::kFailed:
+      ++context_.counters.failed;
+      break;
+    case OutcomeStatus::kCancelled:
+      ++context_.counters.cancelled;
+      break;
+    case OutcomeStatus::kExpired:
+      ++context_.counters.expired;
+      break;
   }
 }
 

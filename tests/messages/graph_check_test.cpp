@@ -148,6 +148,14 @@ TEST_CASE("operator names are namespace::name with an overload or without") {
   }
 }
 
+TEST_CASE("operators that read or write files are refused, whatever their overload") {
+  for (const char* op : {"aten::from_file", "aten::from_file.out"}) {
+    ProgramGraph program = sound_program();
+    program.nodes[0].op = op;
+    check_says(only_fault(program), ErrorCode::kUnsupported, {"node 0", "files"});
+  }
+}
+
 TEST_CASE("a value that is used before its definition, and a cycle, are told apart") {
   ProgramGraph program = sound_program();
   std::swap(program.nodes[0], program.nodes[1]);

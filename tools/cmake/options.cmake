@@ -27,9 +27,7 @@ endif()
 
 find_program(CALLBOARD_CCACHE ccache)
 if(CALLBOARD_CCACHE)
-  # Paths relative to the checkout, so that every checkout of a machine hits the same cache.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env "CCACHE_BASEDIR=${CMAKE_SOURCE_DIR}" CCACHE_NOHASHDIR=1
-      "${CALLBOARD_CCACHE}")
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${CALLBOARD_CCACHE}")
 endif()
 if(CMAKE_GENERATOR STREQUAL "Ninja")
   # A compile of ATen takes above 1 GiB; two at once whatever the machine.
