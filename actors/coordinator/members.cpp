@@ -204,7 +204,7 @@ std::vector<ActorId> Members::silent(TimePoint now) const {
     if (device.joined && after(device.last_seen, context_.options.beat_dead) <= now) result.push_back(device.id);
   }
   for (const auto& [id, client] : clients_) {
-    if (client.beats && after(client.last_seen, context_.options.client_dead) <= now) result.push_back(id);
+    if (after(client.last_seen, context_.options.client_dead) <= now) result.push_back(id);
   }
   return result;
 }
@@ -229,7 +229,6 @@ void Members::seen(const ActorId& who, const Message& message, TimePoint now) {
     if (beat != nullptr) devices_[*index].beat = *beat;
   } else if (Client* client = find_client(who)) {
     client->last_seen = now;
-    if (beat != nullptr) client->beats = true;
   }
 }
 
@@ -258,7 +257,7 @@ TimePoint Members::next_due() const {
     if (device.joined) next = std::min(next, after(device.last_seen, context_.options.beat_dead));
   }
   for (const auto& [id, client] : clients_) {
-    if (client.beats) next = std::min(next, after(client.last_seen, context_.options.client_dead));
+    next = std::min(next, after(client.last_seen, context_.options.client_dead));
   }
   return next;
 }

@@ -48,7 +48,6 @@ struct Client {
   std::int64_t pid = 0;
   std::string description;
   TimePoint last_seen;
-  bool beats = false;
   std::map<RequestSeq, RunId> requests;  ///< accepted and not quiesced
 };
 
