@@ -64,7 +64,7 @@ def ctest(log: pathlib.Path, preset: str, arguments: list[str]) -> Outcome:
         "ASAN_OPTIONS": "detect_leaks=1:strict_string_checks=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }
-    # Once more where a program fails: test_client was seen to hang once in many runs (ARCHITECTURE, open in step 1). Its
+    # Once more where a program fails: test_client was seen to hang once in many runs (ARCHITECTURE, step 1). Its
     # first failure is printed below; take the repeat away with its cause.
     command = ["ctest", "--test-dir", str(folder), "--output-on-failure", "--no-tests=error", "-j2", "--repeat",
                "until-pass:2", "--output-junit", str(report), *arguments]
