@@ -32,11 +32,6 @@ std::size_t utf8_length(std::string_view text, std::size_t at) {
   return overlong || outside ? 0 : length;
 }
 
-int characters(std::string_view text) {
-  return static_cast<int>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
-}
-
 /// Put behind the text. Where a file ends with a line break, yaml-cpp takes the end for a closing quote; with a comment
 /// there it says that the quote is open.
 constexpr std::string_view kEndMarker = "\n#";
@@ -269,6 +264,11 @@ std::string syntax_hint(std::string_view problem, std::string_view line) {
 }
 
 }  // namespace
+
+int characters(std::string_view text) {
+  return static_cast<int>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xc0) != 0x80; }));
+}
 
 int DocumentNode::width() const { return kind == Kind::kScalar ? std::max(1, characters(text) + (quoted ? 2 : 0)) : 1; }
 

@@ -16,6 +16,9 @@ constexpr std::size_t kFileBytesMax = 1u << 20;  // a cluster file of 200 device
 constexpr std::size_t kDocumentDepthMax = 32;    // the schema needs 4
 constexpr std::size_t kDocumentNodesMax = 10'000;
 
+/// Of UTF-8 text, as a reader counts columns.
+int characters(std::string_view text);
+
 struct DocumentEntry;
 
 struct DocumentNode {

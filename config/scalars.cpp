@@ -23,8 +23,6 @@ tl::unexpected<ScalarProblem> problem(ErrorCode code, std::string text, std::str
   return tl::unexpected<ScalarProblem>({code, std::move(text), std::move(hint)});
 }
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
 std::optional<ScalarProblem> not_one_value(const DocumentNode& node, std::string_view wanted) {
   if (node.kind == DocumentNode::Kind::kScalar) return std::nullopt;
   const char* found = node.kind == DocumentNode::Kind::kSequence ? "a list" : "a map";

@@ -22,6 +22,8 @@ struct ScalarProblem {
 template <class T>
 using Scalar = tl::expected<T, ScalarProblem>;
 
+constexpr bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
 Scalar<bool> read_bool(const DocumentNode& node);
 Scalar<std::int64_t> read_int(const DocumentNode& node);
 /// "500ms", "3s", "2min", "1h": a whole number and a unit.

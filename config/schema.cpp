@@ -228,7 +228,7 @@ std::string_view after_last_dot(std::string_view path) {
 }
 
 /// Double quotes with the escapes that YAML and JSON share. Always: so no reader can take the text for anything else.
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (char c : text) {
     if (c == '"' || c == '\\') out += '\\';
@@ -238,7 +238,6 @@ std::string quoted(std::string_view text) {
 }
 
 bool is_lower(char c) { return c >= 'a' && c <= 'z'; }
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 }  // namespace
 
@@ -293,7 +292,7 @@ std::string write_value(const Field& field, const Value& value) {
   if (const auto* duration = std::get_if<Millis>(&value)) return write_duration(*duration);
   if (const auto* size = std::get_if<ByteSize>(&value)) return write_size(size->bytes);
   if (const auto* text = std::get_if<std::string>(&value))
-    return field.type == FieldType::kEnum ? *text : quoted(*text);
+    return field.type == FieldType::kEnum ? *text : in_quotes(*text);
   std::string list = "[";
   for (std::uint32_t item : std::get<std::vector<std::uint32_t>>(value)) {
     if (list.size() > 1) list += ", ";

@@ -33,10 +33,6 @@ std::string counted(std::size_t count, const char* word) {
 
 bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
 
-std::size_t characters(std::string_view text) {
-  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) { return !is_continuation(c); }));
-}
-
 std::string_view line_of(std::string_view text, int number) {
   if (text.substr(0, 3) == "\xef\xbb\xbf") text.remove_prefix(3);
   for (int line = 1; line < number; ++line) {
@@ -64,7 +60,7 @@ std::string excerpt(std::string_view text, const Finding& finding) {
     const auto byte = static_cast<unsigned char>(line[i]);
     shown += byte < 0x20 || byte == 0x7f ? ' ' : line[i];
   }
-  const std::size_t length = characters(shown);
+  const auto length = static_cast<std::size_t>(characters(shown));
   const std::size_t caret = std::min(column - skip, length);
   const std::size_t room = length > caret ? length - caret : 1;
   const std::size_t width = std::clamp<std::size_t>(static_cast<std::size_t>(std::max(finding.width, 1)), 1, room);

@@ -16,7 +16,7 @@ namespace callboard::kernels {
 
 namespace {
 
-constexpr std::size_t kAlignment = 64;        // what ATen's vectorised kernels and oneDNN expect
+constexpr std::size_t kBlockAlignment = 64;        // what ATen's vectorised kernels and oneDNN expect
 constexpr std::uintptr_t kPageMask = 4095;    // arena blocks start on a page
 constexpr std::uint8_t kPriority = 100;       // above whatever LibTorch sets by itself (0)
 constexpr std::uint8_t kChildPriority = 101;  // a forked child takes the ordinary allocator back
@@ -26,11 +26,11 @@ Arena* installed_arena = nullptr;  // written once, before a second thread exist
 /// malloc with the start of its block stored in front: glibc's aligned functions bypass its per-thread cache and cost
 /// several times as much.
 void* heap_allocate(std::size_t bytes) {
-  if (bytes > SIZE_MAX - kAlignment) return nullptr;
-  auto* raw = static_cast<char*>(std::malloc(bytes + kAlignment));
+  if (bytes > SIZE_MAX - kBlockAlignment) return nullptr;
+  auto* raw = static_cast<char*>(std::malloc(bytes + kBlockAlignment));
   if (raw == nullptr) return nullptr;
   const auto address = reinterpret_cast<std::uintptr_t>(raw);
-  auto* aligned = raw + (kAlignment - address % kAlignment);  // malloc aligns to 16: at least 16 bytes lie in front
+  auto* aligned = raw + (kBlockAlignment - address % kBlockAlignment);  // malloc aligns to 16: at least 16 bytes lie in front
   reinterpret_cast<void**>(aligned)[-1] = raw;
   return aligned;
 }

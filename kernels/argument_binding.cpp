@@ -18,7 +18,6 @@ namespace {
 
 using c10::IValue;
 using c10::TypeKind;
-using From = ArgumentStep::From;
 
 template <class... Fs>
 struct Overloaded : Fs... {
@@ -71,7 +70,7 @@ class Binder {
     }
     auto step = std::visit([this](const auto& given) { return this->from(given); }, argument);
     if (step && formal_.alias_info() != nullptr && formal_.alias_info()->isWrite()) {
-      const bool value = step->from == From::kBlob || step->from == From::kTensorList;
+      const bool value = step->from == ArgumentStep::From::kBlob || step->from == ArgumentStep::From::kTensorList;
       if (!value) return wrong();
       step->written = true;
       plan_.writes = true;
@@ -107,17 +106,18 @@ class Binder {
 
   bool plan_takes_tensors() const {
     return std::ranges::any_of(plan_.steps, [](const ArgumentStep& step) {
-      return step.from == From::kBlob || step.from == From::kTensorList || step.from == From::kOptionalTensorList;
+      return step.from == ArgumentStep::From::kBlob || step.from == ArgumentStep::From::kTensorList ||
+             step.from == ArgumentStep::From::kOptionalTensorList;
     });
   }
 
   Result<ArgumentStep> constant(IValue value) const {
     ArgumentStep step;
-    step.from = value.isList() && fresh_lists_ ? From::kStaticCopy : From::kStatic;
+    step.from = value.isList() && fresh_lists_ ? ArgumentStep::From::kStaticCopy : ArgumentStep::From::kStatic;
     step.constant = std::move(value);
     return step;
   }
-  static ArgumentStep at(From from, std::uint32_t first, std::uint32_t count = 1) {
+  static ArgumentStep at(ArgumentStep::From from, std::uint32_t first, std::uint32_t count = 1) {
     ArgumentStep step;
     step.from = from;
     step.first = first;
@@ -166,10 +166,11 @@ class Binder {
   Result<ArgumentStep> from(const ArgSymbol& given) const {
     if (given.expr.is_constant()) return number(IValue(given.expr.terms[0].value));
     const ExprTable::Index index = scope_.exprs.add(given.expr);
-    if (kind_ == TypeKind::TensorType) return at(From::kExprAsTensor, index);
-    if (is_int(kind_) || kind_ == TypeKind::NumberType || kind_ == TypeKind::AnyType) return at(From::kExpr, index);
-    if (is_float(kind_)) return at(From::kExprAsFloat, index);
-    if (is_bool(kind_)) return at(From::kExprAsBool, index);
+    if (kind_ == TypeKind::TensorType) return at(ArgumentStep::From::kExprAsTensor, index);
+    if (is_int(kind_) || kind_ == TypeKind::NumberType || kind_ == TypeKind::AnyType)
+      return at(ArgumentStep::From::kExpr, index);
+    if (is_float(kind_)) return at(ArgumentStep::From::kExprAsFloat, index);
+    if (is_bool(kind_)) return at(ArgumentStep::From::kExprAsBool, index);
     if (element_ && formal_.N() && is_int(element_->kind())) {
       return int_list(std::vector<Expr>(static_cast<std::size_t>(*formal_.N()), given.expr));
     }
@@ -182,36 +183,36 @@ class Binder {
   Result<ArgumentStep> from(const ArgValue& given) const {
     const Slot slot = scope_.slots.at(given.value);
     const ValueKind value = scope_.kind_of(given.value);
-    if (kind_ == TypeKind::AnyType) return at(From::kBlob, slot);
+    if (kind_ == TypeKind::AnyType) return at(ArgumentStep::From::kBlob, slot);
     switch (value) {
       case ValueKind::kTensor:
-        if (kind_ == TypeKind::TensorType) return at(From::kBlob, slot);
+        if (kind_ == TypeKind::TensorType) return at(ArgumentStep::From::kBlob, slot);
         break;
       case ValueKind::kNone:
-        if (optional_) return at(From::kBlob, slot);
+        if (optional_) return at(ArgumentStep::From::kBlob, slot);
         break;
       case ValueKind::kInt:
-        if (is_int(kind_) || kind_ == TypeKind::NumberType) return at(From::kBlob, slot);
-        if (is_float(kind_)) return at(From::kBlobAsFloat, slot);
+        if (is_int(kind_) || kind_ == TypeKind::NumberType) return at(ArgumentStep::From::kBlob, slot);
+        if (is_float(kind_)) return at(ArgumentStep::From::kBlobAsFloat, slot);
         if (element_ && formal_.N() && is_int(element_->kind())) {
-          return slots(From::kIntListFromBlobs,
+          return slots(ArgumentStep::From::kIntListFromBlobs,
                        std::vector<ValueId>(static_cast<std::size_t>(*formal_.N()), given.value));
         }
         break;
       case ValueKind::kFloat:
-        if (is_float(kind_) || kind_ == TypeKind::NumberType) return at(From::kBlob, slot);
+        if (is_float(kind_) || kind_ == TypeKind::NumberType) return at(ArgumentStep::From::kBlob, slot);
         break;
       case ValueKind::kBool:
-        if (is_bool(kind_) || kind_ == TypeKind::NumberType) return at(From::kBlob, slot);
-        if (is_int(kind_)) return at(From::kBlobAsInt, slot);
+        if (is_bool(kind_) || kind_ == TypeKind::NumberType) return at(ArgumentStep::From::kBlob, slot);
+        if (is_int(kind_)) return at(ArgumentStep::From::kBlobAsInt, slot);
         break;
     }
     const bool is_number = value != ValueKind::kTensor && value != ValueKind::kNone;
-    if (kind_ == TypeKind::TensorType && is_number) return at(From::kBlobAsTensor, slot);
+    if (kind_ == TypeKind::TensorType && is_number) return at(ArgumentStep::From::kBlobAsTensor, slot);
     return wrong();
   }
 
-  ArgumentStep slots(From from, const std::vector<ValueId>& values) const {
+  ArgumentStep slots(ArgumentStep::From from, const std::vector<ValueId>& values) const {
     const auto first = static_cast<std::uint32_t>(plan_.list.size());
     for (const ValueId value : values) plan_.list.push_back(value == kNoValue ? kNoSlot : scope_.slots.at(value));
     return at(from, first, static_cast<std::uint32_t>(values.size()));
@@ -226,8 +227,9 @@ class Binder {
     for (const ValueId value : given.values) {
       if (value == kNoValue || scope_.kind_of(value) != wanted) return wrong();
     }
-    if (integers) return slots(From::kIntListFromBlobs, given.values);
-    return slots(optional_element_ ? From::kOptionalTensorList : From::kTensorList, given.values);
+    if (integers) return slots(ArgumentStep::From::kIntListFromBlobs, given.values);
+    return slots(optional_element_ ? ArgumentStep::From::kOptionalTensorList : ArgumentStep::From::kTensorList,
+                 given.values);
   }
 
   Result<ArgumentStep> from(const ArgOptionalValueList& given) const {
@@ -236,7 +238,8 @@ class Binder {
     for (const ValueId value : given.values) {
       if (value == kNoValue ? !optional_element_ : scope_.kind_of(value) != ValueKind::kTensor) return wrong();
     }
-    return slots(optional_element_ ? From::kOptionalTensorList : From::kTensorList, given.values);
+    return slots(optional_element_ ? ArgumentStep::From::kOptionalTensorList : ArgumentStep::From::kTensorList,
+                 given.values);
   }
 
   // -- names
@@ -298,7 +301,7 @@ class Binder {
     }
     const auto first = static_cast<std::uint32_t>(plan_.integers.size());
     for (const Expr& item : items) plan_.integers.push_back(scope_.exprs.add(item));
-    return at(From::kIntList, first, static_cast<std::uint32_t>(items.size()));
+    return at(ArgumentStep::From::kIntList, first, static_cast<std::uint32_t>(items.size()));
   }
 
   Result<ArgumentStep> from(const ArgIntList& given) const {
@@ -472,10 +475,10 @@ Result<ArgumentPlan> bind_plain_arguments(const Node& node, const std::vector<st
     const Argument& argument = node.args[i];
     ArgumentStep step;
     if (const auto* value = std::get_if<ArgValue>(&argument)) {
-      step.from = From::kBlob;
+      step.from = ArgumentStep::From::kBlob;
       step.first = scope.slots.at(value->value);
     } else if (const auto* symbol = std::get_if<ArgSymbol>(&argument)) {
-      step.from = From::kExpr;
+      step.from = ArgumentStep::From::kExpr;
       step.first = scope.exprs.add(symbol->expr);
     } else if (const auto* integer = std::get_if<std::int64_t>(&argument)) {
       step.constant = IValue(*integer);

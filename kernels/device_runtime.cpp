@@ -156,7 +156,7 @@ class Runtime final : public DeviceRuntime {
   }
 
   void set_trace(bool on) override { tracing_.store(on, std::memory_order_relaxed); }
-  std::string take_trace() override { return trace_.take(); }
+  TraceBatch take_trace(std::size_t bytes_max) override { return trace_.take(bytes_max); }
   std::string describe() const override;
 
  private:

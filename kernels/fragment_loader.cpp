@@ -18,7 +18,7 @@ namespace callboard::kernels {
 
 namespace {
 
-constexpr std::uintptr_t kAlignment = 64;
+constexpr std::uintptr_t kConstantAlignment = 64;
 
 /// One load; its parts end up in the LoadedFragment.
 class Loader {
@@ -259,7 +259,7 @@ class Loader {
       const auto bytes = static_cast<std::int64_t>(constant.storage_bytes);
       at::Tensor whole = at::from_blob(
           opened.data, {bytes}, [keep = opened.keep](void*) mutable { keep.reset(); }, at::kByte);
-      if (reinterpret_cast<std::uintptr_t>(opened.data) % kAlignment != 0) whole = whole.clone();
+      if (reinterpret_cast<std::uintptr_t>(opened.data) % kConstantAlignment != 0) whole = whole.clone();
       storage = whole.storage();
     }
     loaded_->info.constant_bytes += constant.storage_bytes;
@@ -282,6 +282,7 @@ class Loader {
         return fail(std::move(error));
       }
       CALLBOARD_ASSIGN(at::Tensor tensor, view_storage(*storage, constant.meta));
+      if (constant.requires_grad) tensor.requires_grad_();
       loaded_->constants.push_back({slots_.at(constant.value), std::move(tensor)});
     }
     for (const State& state : fragment_.states) {

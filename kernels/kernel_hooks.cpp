@@ -38,45 +38,65 @@ void TraceRing::add(Span span) {
   spans_.push_back(std::move(span));
 }
 
-std::string TraceRing::take() {
-  std::deque<Span> spans;
-  std::uint64_t dropped = 0;
-  {
-    std::lock_guard lock(mutex_);
-    spans.swap(spans_);
-    dropped = std::exchange(dropped_, 0);
+namespace {
+
+nlohmann::json event_of(const TraceRing::Span& span, int pid) {
+  nlohmann::json arguments = {{"run", span.run}};
+  if (span.info) {
+    arguments["node"] = span.info->node;
+    if (!span.info->name.empty()) arguments["name"] = span.info->name;
+    if (!span.info->module_path.empty()) arguments["module"] = span.info->module_path;
   }
+  if (span.failed) arguments["failed"] = true;
+  return {{"name", span.info ? span.info->op : std::string(span.what)},
+          {"cat", span.info ? "kernel" : "transfer"},
+          {"ph", "X"},
+          {"ts", microseconds(span.start.time_since_epoch())},
+          {"dur", microseconds(span.length)},
+          {"pid", pid},
+          {"tid", span.thread},
+          {"args", std::move(arguments)}};
+}
+
+nlohmann::json dropped_event(std::uint64_t count, int pid) {
+  return {{"name", "spans dropped"},
+          {"cat", "trace"},
+          {"ph", "i"},
+          {"s", "p"},
+          {"pid", pid},
+          {"tid", 0},
+          {"ts", microseconds(Clock::now().time_since_epoch())},
+          {"args", {{"count", count}}}};
+}
+
+}  // namespace
+
+TraceBatch TraceRing::take(std::size_t bytes_max) {
   const int pid = getpid();
-  auto events = nlohmann::json::array();
-  for (const Span& span : spans) {
-    nlohmann::json arguments = {{"run", span.run}};
-    if (span.info) {
-      arguments["node"] = span.info->node;
-      if (!span.info->name.empty()) arguments["name"] = span.info->name;
-      if (!span.info->module_path.empty()) arguments["module"] = span.info->module_path;
+  TraceBatch batch{"[", false};
+  const auto append = [&batch](const nlohmann::json& event) {
+    if (batch.events.size() > 1) batch.events += ',';
+    // Names come from programs: bytes that are no UTF-8 must not end the process.
+    batch.events += event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  };
+  while (batch.events.size() < bytes_max) {
+    Span span;
+    std::uint64_t dropped = 0;
+    {
+      std::lock_guard lock(mutex_);
+      dropped = std::exchange(dropped_, 0);
+      if (spans_.empty() && dropped == 0) break;
+      if (dropped == 0) {
+        span = std::move(spans_.front());
+        spans_.pop_front();
+      }
     }
-    if (span.failed) arguments["failed"] = true;
-    events.push_back({{"name", span.info ? span.info->op : std::string(span.what)},
-                      {"cat", span.info ? "kernel" : "transfer"},
-                      {"ph", "X"},
-                      {"ts", microseconds(span.start.time_since_epoch())},
-                      {"dur", microseconds(span.length)},
-                      {"pid", pid},
-                      {"tid", span.thread},
-                      {"args", std::move(arguments)}});
+    append(dropped > 0 ? dropped_event(dropped, pid) : event_of(span, pid));
   }
-  if (dropped > 0) {
-    events.push_back({{"name", "spans dropped"},
-                      {"cat", "trace"},
-                      {"ph", "i"},
-                      {"s", "p"},
-                      {"pid", pid},
-                      {"tid", 0},
-                      {"ts", microseconds(Clock::now().time_since_epoch())},
-                      {"args", {{"count", dropped}}}});
-  }
-  // Names come from programs: bytes that are no UTF-8 must not end the process.
-  return events.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  batch.events += ']';
+  std::lock_guard lock(mutex_);
+  batch.more = !spans_.empty();
+  return batch;
 }
 
 void TraceHook::before(const KernelCall&) { start_ = Clock::now(); }

@@ -17,6 +17,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "kernels/blob.h"
+#include "kernels/runtime.h"
 #include "messages/base/clock.h"
 #include "messages/base/error.h"
 #include "messages/base/ids.h"
@@ -65,8 +66,9 @@ class TraceRing {
   };
 
   void add(Span span);
-  /// JSON array of Chrome trace events; empties the ring.
-  std::string take();
+  /// The oldest spans as a JSON array of Chrome trace events, of about `bytes_max` at most (one event at least); they
+  /// leave the ring.
+  TraceBatch take(std::size_t bytes_max);
 
  private:
   std::mutex mutex_;

@@ -27,20 +27,20 @@ using ConstantOpener = std::function<Result<ConstantStorage>(const ContentHash& 
 
 struct RuntimeOptions {
   ActorId self;
-  std::string kind = "cpu";            ///< device backend
-  int threads = 1;                     ///< intra-op threads of each compute stream
-  std::uint64_t memory_limit = 0;      ///< for refusing what cannot fit; 0: the arena's limit
-  bool check_outputs = true;           ///< step 5 of Kernel::run
-  bool nan_check = false;              ///< NaN/Inf hook
-  bool trace = false;                  ///< trace hook armed from the start (set_trace changes it)
-  bool timing = false;                 ///< timing hook: totals per operator, in describe()
+  std::string kind = "cpu";        ///< device backend
+  int threads = 1;                 ///< intra-op threads of each compute stream
+  std::uint64_t memory_limit = 0;  ///< for refusing what cannot fit; 0: the arena's limit
+  bool check_outputs = true;       ///< step 5 of Kernel::run
+  bool nan_check = false;          ///< NaN/Inf hook
+  bool trace = false;              ///< trace hook armed from the start (set_trace changes it)
+  bool timing = false;             ///< timing hook: totals per operator, in describe()
 };
 
 struct LoadedInfo {
-  bool pure = true;                    ///< no state, no effects, no randomness: may run again by itself
+  bool pure = true;  ///< no state, no effects, no randomness: may run again by itself
   bool random = false;
   std::uint64_t constant_bytes = 0;
-  std::uint64_t peak_bytes = 0;        ///< forecast of activations at once, 0 where sizes are symbolic without bounds
+  std::uint64_t peak_bytes = 0;  ///< forecast of activations at once, 0 where sizes are symbolic without bounds
 };
 
 struct RunOrder {
@@ -48,24 +48,29 @@ struct RunOrder {
   Attempt attempt = 1;
   ContentHash program;
   std::uint32_t fragment = 0;
-  std::vector<WireValue> inputs;       ///< one per FragmentInput, whatever its source
+  std::vector<WireValue> inputs;  ///< one per FragmentInput, whatever its source
   std::vector<std::int64_t> symbols;
-  TimePoint deadline = kNever;         ///< checked between kernels
-  ActorId client;                      ///< lease holder for outputs that go to the client
-  std::vector<ActorId> edge_holders;   ///< lease holder for each edge, in order of outputs and their edges
+  TimePoint deadline = kNever;        ///< checked between kernels
+  ActorId client;                     ///< lease holder for outputs that go to the client
+  std::vector<ActorId> edge_holders;  ///< lease holder for each edge, in order of outputs and their edges
 };
 
 struct RunResult {
-  std::optional<Error> error;          ///< then everything below is empty
-  std::vector<WireValue> to_client;    ///< for the outputs with to_client, in order
-  std::vector<WireValue> on_edges;     ///< for each output's each edge, in order
+  std::optional<Error> error;        ///< then everything below is empty
+  std::vector<WireValue> to_client;  ///< for the outputs with to_client, in order
+  std::vector<WireValue> on_edges;   ///< for each output's each edge, in order
   std::uint64_t state_version = 0;
-  std::int64_t run_ns = 0;             ///< first kernel's start to last Blob
+  std::int64_t run_ns = 0;  ///< first kernel's start to last Blob
+};
+
+struct TraceBatch {
+  std::string events;  ///< JSON array of Chrome trace events
+  bool more = false;   ///< spans are left that did not fit
 };
 
 /// Owns the KernelStream threads of one device. Its methods are called from the device actor's loop thread; callbacks
-/// come on a stream's thread and must only post. Inputs are read (and their leases released through the SegmentMap) only
-/// until `done` is called.
+/// come on a stream's thread and must only post. Inputs are read (and their leases released through the SegmentMap)
+/// only until `done` is called.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;  ///< closes the queues, waits for the running kernel, joins
@@ -88,8 +93,9 @@ class DeviceRuntime {
   virtual Load load_now() const = 0;
 
   virtual void set_trace(bool on) = 0;
-  /// Spans collected since the last call, as a JSON array of Chrome trace events (at most 100,000, oldest dropped and counted).
-  virtual std::string take_trace() = 0;
+  /// The oldest spans that were not taken yet, about `bytes_max` of them as text. At most 100,000 are kept between
+  /// calls; the oldest are dropped and counted.
+  virtual TraceBatch take_trace(std::size_t bytes_max) = 0;
   /// JSON object: backend, threads, torch version, per-operator timing where the timing hook is on, state versions.
   virtual std::string describe() const = 0;
 };
@@ -98,8 +104,8 @@ class DeviceRuntime {
 Result<std::unique_ptr<DeviceRuntime>> create_device_runtime(RuntimeOptions options, Arena* arena, SegmentMap* segments,
                                                              ConstantOpener constants);
 
-/// Makes `arena` the place where ATen's CPU allocator puts blocks above limits::kInlineBytesMax (smaller ones stay in the
-/// ordinary heap, 64-byte aligned). Registers the fork handlers. Once, first thing in main; never undone.
+/// Makes `arena` the place where ATen's CPU allocator puts blocks above limits::kInlineBytesMax (smaller ones stay in
+/// the ordinary heap, 64-byte aligned). Registers the fork handlers. Once, first thing in main; never undone.
 void install_arena_allocator(Arena* arena);
 
 }  // namespace callboard::kernels

@@ -1,4 +1,5 @@
-// The only msgpack code. Decoding is total and bounded: whatever the bytes, it returns a validated, owned value or an Error.
+// The only msgpack code. Decoding is total and bounded: whatever the bytes, it returns a validated, owned value or an
+// Error.
 #pragma once
 
 #include <string>

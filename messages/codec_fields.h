@@ -71,7 +71,7 @@ CALLBOARD_FIELDS(Node, &Node::op, &Node::args, &Node::kwargs, &Node::outputs, &N
                  &Node::source, &Node::cost);
 CALLBOARD_FIELDS(ProgramInput, &ProgramInput::name, &ProgramInput::value);
 CALLBOARD_FIELDS(Constant, &Constant::name, &Constant::value, &Constant::storage, &Constant::storage_bytes,
-                 &Constant::meta);
+                 &Constant::meta, &Constant::requires_grad);
 CALLBOARD_FIELDS(State, &State::name, &State::before, &State::after, &State::initial);
 CALLBOARD_FIELDS(ProgramOutput, &ProgramOutput::name, &ProgramOutput::source);
 CALLBOARD_FIELDS(ProgramGraph, &ProgramGraph::schema_version, &ProgramGraph::name, &ProgramGraph::symbols,

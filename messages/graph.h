@@ -1,5 +1,5 @@
-// Programs and graph fragments: flat lists of operator calls over numbered values. Plain data; graph_check.h says what a
-// valid one is, codec.h how it travels.
+// Programs and graph fragments: flat lists of operator calls over numbered values. Plain data; graph_check.h says what
+// a valid one is, codec.h how it travels.
 #pragma once
 
 #include <complex>
@@ -26,40 +26,84 @@ constexpr ValueId kNoValue = UINT32_MAX;
 /// Version of this schema. A reader refuses any other with kVersionMismatch and both numbers.
 constexpr std::uint32_t kGraphSchemaVersion = 1;
 
-// -- arguments: every kind is tagged, so that 1, 1.0, true and "1" stay distinct ------------------------------------------
+// -- arguments: every kind is tagged, so that 1, 1.0, true and "1" stay distinct
+// ------------------------------------------
 
-struct ArgNone { bool operator==(const ArgNone&) const = default; };
-struct ArgValue { ValueId value = kNoValue; bool operator==(const ArgValue&) const = default; };  ///< a tensor, or a number made by a node
-struct ArgValueList { std::vector<ValueId> values; bool operator==(const ArgValueList&) const = default; };  ///< Tensor[]
-struct ArgOptionalValueList { std::vector<ValueId> values; bool operator==(const ArgOptionalValueList&) const = default; };  ///< Tensor?[]; kNoValue is a hole
-struct ArgSymbol { Expr expr; bool operator==(const ArgSymbol&) const = default; };  ///< SymInt
-struct ArgIntList { std::vector<Expr> items; bool operator==(const ArgIntList&) const = default; };  ///< int[] or SymInt[]; constants are one-term expressions
-struct ArgFloatList { std::vector<double> items; bool operator==(const ArgFloatList&) const = default; };
-struct ArgBoolList { std::vector<bool> items; bool operator==(const ArgBoolList&) const = default; };
-struct ArgStringList { std::vector<std::string> items; bool operator==(const ArgStringList&) const = default; };
-struct ArgDType { DType dtype = DType::kUndefined; bool operator==(const ArgDType&) const = default; };
-struct ArgLayout { std::string name; bool operator==(const ArgLayout&) const = default; };        ///< "strided", "sparse_coo", …
-struct ArgMemoryFormat { std::string name; bool operator==(const ArgMemoryFormat&) const = default; };  ///< "contiguous_format", "channels_last", …
-struct ArgDeviceSlot { std::uint32_t slot = 0; bool operator==(const ArgDeviceSlot&) const = default; };  ///< 0: the device that the node is placed on. Never a literal device
-/// A device as the exporter found it ("cpu", "cuda:1"). Decodes, so that the refusal (kLiteralDevice) can name the node.
-struct ArgLiteralDevice { std::string name; bool operator==(const ArgLiteralDevice&) const = default; };
+struct ArgNone {
+  bool operator==(const ArgNone&) const = default;
+};
+struct ArgValue {
+  ValueId value = kNoValue;
+  bool operator==(const ArgValue&) const = default;
+};  ///< a tensor, or a number made by a node
+struct ArgValueList {
+  std::vector<ValueId> values;
+  bool operator==(const ArgValueList&) const = default;
+};  ///< Tensor[]
+struct ArgOptionalValueList {
+  std::vector<ValueId> values;
+  bool operator==(const ArgOptionalValueList&) const = default;
+};  ///< Tensor?[]; kNoValue is a hole
+struct ArgSymbol {
+  Expr expr;
+  bool operator==(const ArgSymbol&) const = default;
+};  ///< SymInt
+struct ArgIntList {
+  std::vector<Expr> items;
+  bool operator==(const ArgIntList&) const = default;
+};  ///< int[] or SymInt[]; constants are one-term expressions
+struct ArgFloatList {
+  std::vector<double> items;
+  bool operator==(const ArgFloatList&) const = default;
+};
+struct ArgBoolList {
+  std::vector<bool> items;
+  bool operator==(const ArgBoolList&) const = default;
+};
+struct ArgStringList {
+  std::vector<std::string> items;
+  bool operator==(const ArgStringList&) const = default;
+};
+struct ArgDType {
+  DType dtype = DType::kUndefined;
+  bool operator==(const ArgDType&) const = default;
+};
+struct ArgLayout {
+  std::string name;
+  bool operator==(const ArgLayout&) const = default;
+};  ///< "strided", "sparse_coo", …
+struct ArgMemoryFormat {
+  std::string name;
+  bool operator==(const ArgMemoryFormat&) const = default;
+};  ///< "contiguous_format", "channels_last", …
+struct ArgDeviceSlot {
+  std::uint32_t slot = 0;
+  bool operator==(const ArgDeviceSlot&) const = default;
+};  ///< 0: the device that the node is placed on. Never a literal device
+/// A device as the exporter found it ("cpu", "cuda:1"). Decodes, so that the refusal (kLiteralDevice) can name the
+/// node.
+struct ArgLiteralDevice {
+  std::string name;
+  bool operator==(const ArgLiteralDevice&) const = default;
+};
 /// A Scalar (number) parameter; a number keeps its kind.
 struct ArgScalar {
   std::variant<bool, std::int64_t, double, std::complex<double>> value;
   bool operator==(const ArgScalar&) const = default;
 };
 
-using ArgumentVariant = std::variant<ArgNone, ArgValue, ArgValueList, ArgOptionalValueList, bool, std::int64_t, ArgSymbol, double,
-                              std::complex<double>, std::string, ArgDType, ArgLayout, ArgMemoryFormat, ArgDeviceSlot,
-                              ArgLiteralDevice, ArgIntList, ArgFloatList, ArgBoolList, ArgStringList, ArgScalar>;
+using ArgumentVariant =
+    std::variant<ArgNone, ArgValue, ArgValueList, ArgOptionalValueList, bool, std::int64_t, ArgSymbol, double,
+                 std::complex<double>, std::string, ArgDType, ArgLayout, ArgMemoryFormat, ArgDeviceSlot,
+                 ArgLiteralDevice, ArgIntList, ArgFloatList, ArgBoolList, ArgStringList, ArgScalar>;
 /// A variant (get_if, holds_alternative and visit work on it) whose copies, moves and comparison are compiled once, in
 /// graph.cpp, as those of Message and for the same reason.
 class Argument : public ArgumentVariant {
  public:
   Argument();
+  /// From any of its alternatives; instantiated in graph.cpp.
   template <class T>
-    requires(!std::is_same_v<std::remove_cvref_t<T>, Argument> && std::is_constructible_v<ArgumentVariant, T>)
-  Argument(T&& value) : ArgumentVariant(std::forward<T>(value)) {}  // NOLINT(google-explicit-constructor)
+  requires(!std::is_same_v<T, Argument>) Argument(T value);  // NOLINT(google-explicit-constructor)
   Argument(const Argument& other);
   Argument(Argument&& other) noexcept;
   Argument& operator=(const Argument& other);
@@ -68,7 +112,8 @@ class Argument : public ArgumentVariant {
   friend bool operator==(const Argument& a, const Argument& b);
 };
 
-// -- values -------------------------------------------------------------------------------------------------------------
+// -- values
+// -------------------------------------------------------------------------------------------------------------
 
 enum class ValueKind : std::uint8_t { kTensor = 0, kInt = 1, kFloat = 2, kBool = 3, kNone = 4 };
 
@@ -82,19 +127,22 @@ struct ValueSpec {
   bool operator==(const ValueSpec&) const = default;
 };
 
-// -- nodes ----------------------------------------------------------------------------------------------------------------
+// -- nodes
+// ----------------------------------------------------------------------------------------------------------------
 
 /// One output position of an operator: nothing (unused or None), one value, or a list of values (Tensor[]).
 struct NodeOutput {
   bool is_list = false;
-  std::vector<ValueId> values;  ///< not a list: exactly one, kNoValue if unused. List: any number, kNoValue where unused
+  std::vector<ValueId>
+      values;  ///< not a list: exactly one, kNoValue if unused. List: any number, kNoValue where unused
   bool operator==(const NodeOutput&) const = default;
 };
 
 /// One operator call. Operators are named "namespace::name.overload" ("namespace::name" where the overload is empty).
 /// Primitive operators of our own, known to every device without LibTorch's dispatcher:
-///   callboard_sym::size(Tensor, int dim), and on integers callboard_sym::{add,sub,mul,floordiv,mod,min,max,eq,ne,lt,le,gt,ge,not,neg};
-///   callboard_sym::assert(bool, str message) fails the run with kBadInput.
+///   callboard_sym::size(Tensor, int dim), and on integers
+///   callboard_sym::{add,sub,mul,floordiv,mod,min,max,eq,ne,lt,le,gt,ge,not,neg}; callboard_sym::assert(bool, str
+///   message) fails the run with kBadInput.
 struct Node {
   std::string op;
   std::vector<Argument> args;                            ///< in the schema's order
@@ -107,7 +155,8 @@ struct Node {
   bool operator==(const Node&) const = default;
 };
 
-// -- programs -------------------------------------------------------------------------------------------------------------
+// -- programs
+// -------------------------------------------------------------------------------------------------------------
 
 struct ProgramInput {
   std::string name;
@@ -117,11 +166,13 @@ struct ProgramInput {
 
 /// A parameter, buffer or constant. Storages are content-addressed: tied weights and views name the same `storage`.
 struct Constant {
-  std::string name;       ///< fully qualified, "encoder.layer.0.weight"
+  std::string name;  ///< fully qualified, "encoder.layer.0.weight"
   ValueId value = kNoValue;
-  ContentHash storage;    ///< SHA-256 of the whole storage's bytes
+  ContentHash storage;  ///< SHA-256 of the whole storage's bytes
   std::uint64_t storage_bytes = 0;
-  TensorMeta meta;        ///< offset and strides within that storage
+  TensorMeta meta;  ///< offset and strides within that storage
+  bool requires_grad =
+      false;  ///< as it was in the module: some kernels (matmul) choose another path by it, also without gradients
   bool operator==(const Constant&) const = default;
 };
 
@@ -154,16 +205,19 @@ struct ProgramGraph {
   std::vector<State> states;
   std::vector<Node> nodes;
   std::vector<ProgramOutput> outputs;
-  std::map<std::string, std::string> annotations;  ///< for clients: pytree structure of inputs and outputs, exporter versions; opaque to the cluster
+  std::map<std::string, std::string>
+      annotations;  ///< for clients: pytree structure of inputs and outputs, exporter versions; opaque to the cluster
   bool operator==(const ProgramGraph&) const = default;
 };
 
-/// Where a node goes. Node ranges beat prefixes, a longer prefix beats a shorter one, whatever the rules' order; nodes that
-/// no rule matches follow the node before them (the first ones follow the first matched). Without rules: `automatic`.
+/// Where a node goes. Node ranges beat prefixes, a longer prefix beats a shorter one, whatever the rules' order; nodes
+/// that no rule matches follow the node before them (the first ones follow the first matched). Without rules:
+/// `automatic`.
 struct Placement {
   struct Rule {
-    std::string device;                    ///< "cpu0"
-    std::vector<std::string> module_prefixes;  ///< "encoder.layer.0" matches it and what is below it, not "encoder.layer.01"
+    std::string device;  ///< "cpu0"
+    std::vector<std::string>
+        module_prefixes;  ///< "encoder.layer.0" matches it and what is below it, not "encoder.layer.01"
     std::vector<std::pair<std::uint32_t, std::uint32_t>> node_ranges;  ///< [first, last] node indices
     bool operator==(const Rule&) const = default;
   };
@@ -173,14 +227,15 @@ struct Placement {
   bool operator==(const Placement&) const = default;
 };
 
-// -- fragments --------------------------------------------------------------------------------------------------------------
+// -- fragments
+// --------------------------------------------------------------------------------------------------------------
 
 /// Where a fragment's input comes from.
 struct FragmentInput {
   enum class Source : std::uint8_t { kProgramInput = 0, kEdge = 1 };
   ValueId value = kNoValue;
   Source source = Source::kProgramInput;
-  std::uint32_t index = 0;     ///< program input number, or index of the producing fragment
+  std::uint32_t index = 0;  ///< program input number, or index of the producing fragment
   bool operator==(const FragmentInput&) const = default;
 };
 
@@ -211,7 +266,8 @@ struct Fragment {
   std::vector<std::uint32_t> node_ids;  ///< number of each node within its program (for errors, traces and plans)
   std::vector<Node> nodes;
   std::vector<FragmentOutput> outputs;
-  std::vector<std::vector<ValueId>> frees;  ///< frees[i]: values whose last reader is node i; they are dropped right after it
+  std::vector<std::vector<ValueId>>
+      frees;  ///< frees[i]: values whose last reader is node i; they are dropped right after it
   bool operator==(const Fragment&) const = default;
 };
 

@@ -184,6 +184,9 @@ class GraphChecker {
       }
       const ValueSpec* value = spec(constant.value);
       if (value != nullptr && value->kind != ValueKind::kTensor) report(ErrorCode::kBadGraph, who + " is not a tensor");
+      if (constant.requires_grad && !dtype_takes_gradients(constant.meta.dtype)) {
+        report(ErrorCode::kBadGraph, who + ": " + constant.meta.to_string() + " cannot require gradients");
+      }
     }
   }
 

@@ -7,10 +7,11 @@
 
 namespace callboard {
 
-/// All structural faults of a program at once (as causes of one kBadGraph, or the single fault itself): unknown or doubly
-/// defined values, use before definition (kUseBeforeDefinition; kCycle if the value is defined by a node that itself
-/// depends on the user), literal devices (kLiteralDevice), malformed operator names, bad expressions, symbols that no
-/// input binds, states without a constant, empty or duplicate names of inputs, limits of limits.h. Each names the node.
+/// All structural faults of a program at once (as causes of one kBadGraph, or the single fault itself): unknown or
+/// doubly defined values, use before definition (kUseBeforeDefinition; kCycle if the value is defined by a node that
+/// itself depends on the user), literal devices (kLiteralDevice), malformed operator names, bad expressions, symbols
+/// that no input binds, states without a constant, empty or duplicate names of inputs, limits of limits.h. Each names
+/// the node.
 Status check_program(const ProgramGraph& program);
 
 /// The same for a fragment that came over the wire, including its edges and frees.
@@ -23,7 +24,7 @@ std::vector<std::vector<ValueId>> compute_frees(const Fragment& fragment);
 /// What a client knows of one program input when it submits.
 struct InputDescription {
   ValueKind kind = ValueKind::kTensor;
-  TensorMeta meta;       ///< for a tensor
+  TensorMeta meta;  ///< for a tensor
   std::int64_t integer = 0;
 };
 

@@ -25,6 +25,59 @@ static_assert(!kMessageNames.back().empty(), "every message has a name");
 }  // namespace
 
 Message::Message() = default;
+template <class T>
+  requires(!std::is_same_v<T, Message>)
+Message::Message(T value) : MessageVariant(std::in_place_type<T>, std::move(value)) {}
+
+// An alternative that is missing here does not link.
+template Message::Message(Hello);
+template Message::Message(Welcome);
+template Message::Message(Refused);
+template Message::Message(Beat);
+template Message::Message(Ack);
+template Message::Message(Bye);
+template Message::Message(LoadProgram);
+template Message::Message(ProgramLoaded);
+template Message::Message(UnloadProgram);
+template Message::Message(Submit);
+template Message::Message(Outcome);
+template Message::Message(Quiesced);
+template Message::Message(CancelRequest);
+template Message::Message(Operation);
+template Message::Message(OperationResult);
+template Message::Message(ActorEvent);
+template Message::Message(LoadFragment);
+template Message::Message(FragmentLoaded);
+template Message::Message(UnloadFragments);
+template Message::Message(PeerMoved);
+template Message::Message(RunFragment);
+template Message::Message(FragmentFinished);
+template Message::Message(CancelRun);
+template Message::Message(DeviceQuery);
+template Message::Message(DeviceReply);
+template Message::Message(EdgeValues);
+template Message::Message(ReleaseLeases);
+template Message::Message(ActorStarted);
+template Message::Message(ActorExited);
+template Message::Message(ShutDown);
+template Message::Message(StopActor);
+template Message::Message(MemoryHello);
+template Message::Message(MemoryWelcome);
+template Message::Message(SegmentAdded);
+template Message::Message(SegmentDropped);
+template Message::Message(OpenSegment);
+template Message::Message(SegmentOpened);
+template Message::Message(HolderGone);
+template Message::Message(OwnerGone);
+template Message::Message(SegmentsHeld);
+template Message::Message(FindConstants);
+template Message::Message(ConstantsFound);
+template Message::Message(AddConstants);
+template Message::Message(ConstantsAdded);
+template Message::Message(OpenConstant);
+template Message::Message(ConstantOpened);
+template Message::Message(ReleaseConstants);
+
 Message::Message(const Message& other) = default;
 Message::Message(Message&& other) noexcept = default;
 Message& Message::operator=(const Message& other) = default;

@@ -29,13 +29,14 @@ struct Envelope {
   bool operator==(const Envelope&) const = default;
 };
 
-// -- handshake and liveness (any peer ↔ coordinator; device → device) ----------------------------------------------------
+// -- handshake and liveness (any peer ↔ coordinator; device → device)
+// ----------------------------------------------------
 
 struct Hello {
   Role role = Role::kClient;
   ActorId who;
   std::string cluster;
-  std::string build;        ///< version of the program, for the error text
+  std::string build;  ///< version of the program, for the error text
   std::int64_t pid = 0;
   std::string endpoint;     ///< device: where other devices reach it; else empty
   std::string description;  ///< JSON object: device kind, threads, memory limit, versions; for status
@@ -46,7 +47,10 @@ struct Welcome {
   ActorId coordinator;
   bool operator==(const Welcome&) const = default;
 };
-struct Refused { Error error; bool operator==(const Refused&) const = default; };
+struct Refused {
+  Error error;
+  bool operator==(const Refused&) const = default;
+};
 /// Alive, and how far: `finished` counts runs (device) or nothing (others).
 struct Beat {
   std::uint64_t count = 0;
@@ -56,10 +60,16 @@ struct Beat {
   std::uint64_t memory_bytes = 0;
   bool operator==(const Beat&) const = default;
 };
-struct Ack { bool operator==(const Ack&) const = default; };
-struct Bye { std::string reason; bool operator==(const Bye&) const = default; };
+struct Ack {
+  bool operator==(const Ack&) const = default;
+};
+struct Bye {
+  std::string reason;
+  bool operator==(const Bye&) const = default;
+};
 
-// -- client ↔ coordinator ---------------------------------------------------------------------------------------------------
+// -- client ↔ coordinator
+// ---------------------------------------------------------------------------------------------------
 
 struct LoadProgram {
   RequestSeq request = 0;
@@ -73,11 +83,11 @@ struct PlannedFragment {
   std::uint32_t index = 0;
   std::string device;
   std::vector<std::pair<std::uint32_t, std::uint32_t>> node_ranges;  ///< [first, last] node indices of the program
-  std::vector<std::string> modules;       ///< distinct module paths, cut at two levels, for a table
+  std::vector<std::string> modules;  ///< distinct module paths, cut at two levels, for a table
   double cost = 0;
   std::uint64_t constant_bytes = 0;
-  std::uint64_t edge_bytes = 0;           ///< leaves over edges per run where sizes are known, else 0
-  std::uint64_t peak_bytes = 0;           ///< forecast without constants; 0 where sizes are not known
+  std::uint64_t edge_bytes = 0;  ///< leaves over edges per run where sizes are known, else 0
+  std::uint64_t peak_bytes = 0;  ///< forecast without constants; 0 where sizes are not known
   bool pure = false;
   bool random = false;
   bool operator==(const PlannedFragment&) const = default;
@@ -89,12 +99,16 @@ struct ProgramLoaded {
   std::vector<PlannedFragment> plan;
   bool operator==(const ProgramLoaded&) const = default;
 };
-struct UnloadProgram { RequestSeq request = 0; ContentHash program; bool operator==(const UnloadProgram&) const = default; };
+struct UnloadProgram {
+  RequestSeq request = 0;
+  ContentHash program;
+  bool operator==(const UnloadProgram&) const = default;
+};
 struct Submit {
   RequestSeq request = 0;
   ContentHash program;
-  std::vector<WireValue> inputs;        ///< one per ProgramInput
-  std::vector<std::int64_t> symbols;    ///< bound by the client (bind_symbols), checked again by nobody else
+  std::vector<WireValue> inputs;      ///< one per ProgramInput
+  std::vector<std::int64_t> symbols;  ///< bound by the client (bind_symbols), checked again by nobody else
   std::int64_t deadline_ms = 0;
   bool operator==(const Submit&) const = default;
 };
@@ -103,24 +117,50 @@ enum class OutcomeStatus : std::uint8_t { kOk = 0, kFailed = 1, kCancelled = 2, 
 struct Outcome {
   RequestSeq request = 0;
   OutcomeStatus status = OutcomeStatus::kOk;
-  std::vector<WireValue> outputs;       ///< one per ProgramOutput that is an ArgValue, in order; empty unless kOk
+  std::vector<WireValue> outputs;  ///< one per ProgramOutput that is an ArgValue, in order; empty unless kOk
   std::optional<Error> error;
-  std::uint64_t state_version = 0;      ///< of the program's state after this request; 0 if it has none
+  std::uint64_t state_version = 0;  ///< of the program's state after this request; 0 if it has none
   bool quiesced = true;
   bool operator==(const Outcome&) const = default;
 };
-struct Quiesced { RequestSeq request = 0; bool operator==(const Quiesced&) const = default; };
-struct CancelRequest { RequestSeq request = 0; bool operator==(const CancelRequest&) const = default; };
+struct Quiesced {
+  RequestSeq request = 0;
+  bool operator==(const Quiesced&) const = default;
+};
+struct CancelRequest {
+  RequestSeq request = 0;
+  bool operator==(const CancelRequest&) const = default;
+};
 /// One entry of the coordinator's table of operations (status, trace, shutdown, …); the command line, the Python client
 /// and later the REST port use the same ones. `arguments` and `result` are JSON objects.
-struct Operation { RequestSeq request = 0; std::string name; std::string arguments; bool operator==(const Operation&) const = default; };
-struct OperationResult { RequestSeq request = 0; std::optional<Error> error; std::string result; bool operator==(const OperationResult&) const = default; };
+struct Operation {
+  RequestSeq request = 0;
+  std::string name;
+  std::string arguments;
+  bool operator==(const Operation&) const = default;
+};
+struct OperationResult {
+  RequestSeq request = 0;
+  std::optional<Error> error;
+  std::string result;
+  bool operator==(const OperationResult&) const = default;
+};
 /// To every client when an actor changes: "ready", "down", "restarting", "failed"; to a program's users: "state_lost".
-struct ActorEvent { ActorId who; std::string event; std::optional<Error> error; bool operator==(const ActorEvent&) const = default; };
+struct ActorEvent {
+  ActorId who;
+  std::string event;
+  std::optional<Error> error;
+  bool operator==(const ActorEvent&) const = default;
+};
 
-// -- coordinator ↔ device -----------------------------------------------------------------------------------------------------
+// -- coordinator ↔ device
+// -----------------------------------------------------------------------------------------------------
 
-struct PeerAddress { ActorId who; std::string endpoint; bool operator==(const PeerAddress&) const = default; };
+struct PeerAddress {
+  ActorId who;
+  std::string endpoint;
+  bool operator==(const PeerAddress&) const = default;
+};
 struct LoadFragment {
   Fragment fragment;
   std::vector<PeerAddress> peers;  ///< the devices that its edges lead to
@@ -129,23 +169,29 @@ struct LoadFragment {
 struct FragmentLoaded {
   ContentHash program;
   std::uint32_t fragment = 0;
-  std::optional<Error> error;      ///< all gaps at once, as causes
+  std::optional<Error> error;  ///< all gaps at once, as causes
   bool pure = false;
   bool random = false;
   std::uint64_t constant_bytes = 0;
   std::uint64_t peak_bytes = 0;
   bool operator==(const FragmentLoaded&) const = default;
 };
-struct UnloadFragments { ContentHash program; bool operator==(const UnloadFragments&) const = default; };
+struct UnloadFragments {
+  ContentHash program;
+  bool operator==(const UnloadFragments&) const = default;
+};
 /// A device's peers moved (restart): edges to `who.name` go to this endpoint from now on.
-struct PeerMoved { PeerAddress peer; bool operator==(const PeerMoved&) const = default; };
+struct PeerMoved {
+  PeerAddress peer;
+  bool operator==(const PeerMoved&) const = default;
+};
 struct RunFragment {
   RunId run = 0;
   Attempt attempt = 1;
   ContentHash program;
   std::uint32_t fragment = 0;
-  ActorId client;                       ///< holder of the leases on what goes to the client
-  std::vector<WireValue> inputs;        ///< for the FragmentInputs with source kProgramInput, in order
+  ActorId client;                 ///< holder of the leases on what goes to the client
+  std::vector<WireValue> inputs;  ///< for the FragmentInputs with source kProgramInput, in order
   std::vector<std::int64_t> symbols;
   std::int64_t deadline_ms = 0;
   bool operator==(const RunFragment&) const = default;
@@ -157,17 +203,32 @@ struct FragmentFinished {
   Attempt attempt = 1;
   std::uint32_t fragment = 0;
   std::optional<Error> error;
-  std::vector<WireValue> outputs;       ///< for the FragmentOutputs with to_client, in order; empty if error
+  std::vector<WireValue> outputs;  ///< for the FragmentOutputs with to_client, in order; empty if error
   std::uint64_t state_version = 0;
-  std::int64_t run_ns = 0;              ///< inside the device actor, first kernel to last Blob
+  std::int64_t run_ns = 0;  ///< inside the device actor, first kernel to last Blob
   bool operator==(const FragmentFinished&) const = default;
 };
-struct CancelRun { RunId run = 0; Error reason; bool operator==(const CancelRun&) const = default; };
+struct CancelRun {
+  RunId run = 0;
+  Error reason;
+  bool operator==(const CancelRun&) const = default;
+};
 /// Free questions to a device: "trace", "memory", …; JSON objects both ways.
-struct DeviceQuery { std::uint64_t query = 0; std::string name; std::string arguments; bool operator==(const DeviceQuery&) const = default; };
-struct DeviceReply { std::uint64_t query = 0; std::optional<Error> error; std::string result; bool operator==(const DeviceReply&) const = default; };
+struct DeviceQuery {
+  std::uint64_t query = 0;
+  std::string name;
+  std::string arguments;
+  bool operator==(const DeviceQuery&) const = default;
+};
+struct DeviceReply {
+  std::uint64_t query = 0;
+  std::optional<Error> error;
+  std::string result;
+  bool operator==(const DeviceReply&) const = default;
+};
 
-// -- device → device ------------------------------------------------------------------------------------------------------------
+// -- device → device
+// ------------------------------------------------------------------------------------------------------------
 
 /// What an edge carries, straight from producer to consumer. One message for each pair of fragments and run.
 struct EdgeValues {
@@ -181,17 +242,26 @@ struct EdgeValues {
   bool operator==(const EdgeValues&) const = default;
 };
 /// The sender no longer reads these blocks of `owner` (device → device, and reader → node actor → owner).
-struct ReleaseLeases { ActorId owner; std::vector<LeaseId> leases; bool operator==(const ReleaseLeases&) const = default; };
+struct ReleaseLeases {
+  ActorId owner;
+  std::vector<LeaseId> leases;
+  bool operator==(const ReleaseLeases&) const = default;
+};
 
-// -- node actor ↔ coordinator -----------------------------------------------------------------------------------------------------
+// -- node actor ↔ coordinator
+// -----------------------------------------------------------------------------------------------------
 
-struct ActorStarted { ActorId who; std::int64_t pid = 0; bool operator==(const ActorStarted&) const = default; };
+struct ActorStarted {
+  ActorId who;
+  std::int64_t pid = 0;
+  bool operator==(const ActorStarted&) const = default;
+};
 /// The end of a process, as the operating system told it. Sent once for each start.
 struct ActorExited {
   ActorId who;
   std::int64_t pid = 0;
   bool signalled = false;
-  std::int32_t code = 0;            ///< exit status, or the signal's number
+  std::int32_t code = 0;  ///< exit status, or the signal's number
   bool core_dumped = false;
   bool stopped_by_us = false;       ///< the node actor ended it on purpose
   std::string log_tail;             ///< last lines it wrote
@@ -199,57 +269,138 @@ struct ActorExited {
   bool operator==(const ActorExited&) const = default;
 };
 /// Coordinator → node actor: end the cluster.
-struct ShutDown { std::string reason; bool force = false; bool operator==(const ShutDown&) const = default; };
+struct ShutDown {
+  std::string reason;
+  bool force = false;
+  bool operator==(const ShutDown&) const = default;
+};
 /// Coordinator → node actor: end this actor (and start it again where `restart`).
-struct StopActor { ActorId who; bool kill = false; bool restart = true; bool operator==(const StopActor&) const = default; };
+struct StopActor {
+  ActorId who;
+  bool kill = false;
+  bool restart = true;
+  bool operator==(const StopActor&) const = default;
+};
 
-// -- memory lane: any process ↔ its host's node actor, over a Unix seqpacket socket; fds ride along -------------------------------
+// -- memory lane: any process ↔ its host's node actor, over a Unix seqpacket socket; fds ride along
+// -------------------------------
 
-struct MemoryHello { Role role = Role::kClient; ActorId who; std::int64_t pid = 0; bool operator==(const MemoryHello&) const = default; };
-struct MemoryWelcome { bool operator==(const MemoryWelcome&) const = default; };
+struct MemoryHello {
+  Role role = Role::kClient;
+  ActorId who;
+  std::int64_t pid = 0;
+  bool operator==(const MemoryHello&) const = default;
+};
+struct MemoryWelcome {
+  bool operator==(const MemoryWelcome&) const = default;
+};
 /// + 1 fd (read-only re-open). From now on others may open the segment.
-struct SegmentAdded { SegmentId segment = 0; std::uint64_t bytes = 0; bool operator==(const SegmentAdded&) const = default; };
-struct SegmentDropped { SegmentId segment = 0; bool operator==(const SegmentDropped&) const = default; };
-struct OpenSegment { std::uint64_t query = 0; ActorId owner; SegmentId segment = 0; bool operator==(const OpenSegment&) const = default; };
+struct SegmentAdded {
+  SegmentId segment = 0;
+  std::uint64_t bytes = 0;
+  bool operator==(const SegmentAdded&) const = default;
+};
+struct SegmentDropped {
+  SegmentId segment = 0;
+  bool operator==(const SegmentDropped&) const = default;
+};
+struct OpenSegment {
+  std::uint64_t query = 0;
+  ActorId owner;
+  SegmentId segment = 0;
+  bool operator==(const OpenSegment&) const = default;
+};
 /// + 1 fd unless error (kTensorLost).
-struct SegmentOpened { std::uint64_t query = 0; std::optional<Error> error; std::uint64_t bytes = 0; bool operator==(const SegmentOpened&) const = default; };
+struct SegmentOpened {
+  std::uint64_t query = 0;
+  std::optional<Error> error;
+  std::uint64_t bytes = 0;
+  bool operator==(const SegmentOpened&) const = default;
+};
 /// To owners: this holder's process ended; its leases are over.
-struct HolderGone { ActorId holder; bool operator==(const HolderGone&) const = default; };
+struct HolderGone {
+  ActorId holder;
+  bool operator==(const HolderGone&) const = default;
+};
 /// To readers: this owner's process ended; answered by SegmentsHeld within a second.
-struct OwnerGone { ActorId owner; bool operator==(const OwnerGone&) const = default; };
-struct SegmentsHeld { ActorId owner; std::vector<SegmentId> segments; bool operator==(const SegmentsHeld&) const = default; };
-struct ConstantSpan { ContentHash hash; std::uint64_t offset = 0; std::uint64_t bytes = 0; bool operator==(const ConstantSpan&) const = default; };
+struct OwnerGone {
+  ActorId owner;
+  bool operator==(const OwnerGone&) const = default;
+};
+struct SegmentsHeld {
+  ActorId owner;
+  std::vector<SegmentId> segments;
+  bool operator==(const SegmentsHeld&) const = default;
+};
+struct ConstantSpan {
+  ContentHash hash;
+  std::uint64_t offset = 0;
+  std::uint64_t bytes = 0;
+  bool operator==(const ConstantSpan&) const = default;
+};
 /// Which of these does the node actor not have? Marks the present ones as used by the asker.
-struct FindConstants { std::uint64_t query = 0; std::vector<ContentHash> hashes; bool operator==(const FindConstants&) const = default; };
-struct ConstantsFound { std::uint64_t query = 0; std::optional<Error> error; std::vector<ContentHash> missing; bool operator==(const ConstantsFound&) const = default; };
+struct FindConstants {
+  std::uint64_t query = 0;
+  std::vector<ContentHash> hashes;
+  bool operator==(const FindConstants&) const = default;
+};
+struct ConstantsFound {
+  std::uint64_t query = 0;
+  std::optional<Error> error;
+  std::vector<ContentHash> missing;
+  bool operator==(const ConstantsFound&) const = default;
+};
 /// + 1 fd: a sealed segment that holds these constants. The node actor keeps it while any process uses one of them.
-struct AddConstants { std::uint64_t query = 0; std::uint64_t bytes = 0; std::vector<ConstantSpan> spans; bool operator==(const AddConstants&) const = default; };
-struct ConstantsAdded { std::uint64_t query = 0; std::optional<Error> error; bool operator==(const ConstantsAdded&) const = default; };
+struct AddConstants {
+  std::uint64_t query = 0;
+  std::uint64_t bytes = 0;
+  std::vector<ConstantSpan> spans;
+  bool operator==(const AddConstants&) const = default;
+};
+struct ConstantsAdded {
+  std::uint64_t query = 0;
+  std::optional<Error> error;
+  bool operator==(const ConstantsAdded&) const = default;
+};
 /// One constant; + 1 fd of the segment that holds it unless error (kConstantMissing). `segment` names that segment, so
 /// that a reader maps each one once.
-struct OpenConstant { std::uint64_t query = 0; ContentHash hash; bool operator==(const OpenConstant&) const = default; };
-struct ConstantOpened { std::uint64_t query = 0; std::optional<Error> error; SegmentId segment = 0; std::uint64_t segment_bytes = 0; ConstantSpan span; bool operator==(const ConstantOpened&) const = default; };
-struct ReleaseConstants { std::vector<ContentHash> hashes; bool operator==(const ReleaseConstants&) const = default; };
+struct OpenConstant {
+  std::uint64_t query = 0;
+  ContentHash hash;
+  bool operator==(const OpenConstant&) const = default;
+};
+struct ConstantOpened {
+  std::uint64_t query = 0;
+  std::optional<Error> error;
+  SegmentId segment = 0;
+  std::uint64_t segment_bytes = 0;
+  ConstantSpan span;
+  bool operator==(const ConstantOpened&) const = default;
+};
+struct ReleaseConstants {
+  std::vector<ContentHash> hashes;
+  bool operator==(const ReleaseConstants&) const = default;
+};
 
 // New alternatives go at the end: the index is the type number in the frame header (plus one).
-using MessageVariant = std::variant<
-    Hello, Welcome, Refused, Beat, Ack, Bye,
-    LoadProgram, ProgramLoaded, UnloadProgram, Submit, Outcome, Quiesced, CancelRequest, Operation, OperationResult, ActorEvent,
-    LoadFragment, FragmentLoaded, UnloadFragments, PeerMoved, RunFragment, FragmentFinished, CancelRun, DeviceQuery, DeviceReply,
-    EdgeValues, ReleaseLeases,
-    ActorStarted, ActorExited, ShutDown, StopActor,
-    MemoryHello, MemoryWelcome, SegmentAdded, SegmentDropped, OpenSegment, SegmentOpened, HolderGone, OwnerGone, SegmentsHeld,
-    FindConstants, ConstantsFound, AddConstants, ConstantsAdded, OpenConstant, ConstantOpened, ReleaseConstants>;
+using MessageVariant =
+    std::variant<Hello, Welcome, Refused, Beat, Ack, Bye, LoadProgram, ProgramLoaded, UnloadProgram, Submit, Outcome,
+                 Quiesced, CancelRequest, Operation, OperationResult, ActorEvent, LoadFragment, FragmentLoaded,
+                 UnloadFragments, PeerMoved, RunFragment, FragmentFinished, CancelRun, DeviceQuery, DeviceReply,
+                 EdgeValues, ReleaseLeases, ActorStarted, ActorExited, ShutDown, StopActor, MemoryHello, MemoryWelcome,
+                 SegmentAdded, SegmentDropped, OpenSegment, SegmentOpened, HolderGone, OwnerGone, SegmentsHeld,
+                 FindConstants, ConstantsFound, AddConstants, ConstantsAdded, OpenConstant, ConstantOpened,
+                 ReleaseConstants>;
 
-/// One message of the set. A variant (get_if, holds_alternative and visit work on it) whose copies, moves and comparison
-/// are compiled once, in protocol.cpp: instantiating them for so many alternatives costs each source about 8 s.
+/// One message of the set. A variant (get_if, holds_alternative and visit work on it) whose copies, moves and
+/// comparison are compiled once, in protocol.cpp: instantiating them for so many alternatives costs each source about 8
+/// s.
 class Message : public MessageVariant {
  public:
   Message();
+  /// From any of its alternatives, as the variant; instantiated in protocol.cpp.
   template <class T>
-    requires(!std::is_same_v<std::remove_cvref_t<T>, Message>)
-  Message(T&& value)  // NOLINT(google-explicit-constructor): converts as the variant does
-      : MessageVariant(std::in_place_type<std::remove_cvref_t<T>>, std::forward<T>(value)) {}
+  requires(!std::is_same_v<T, Message>) Message(T value);  // NOLINT(google-explicit-constructor)
   Message(const Message& other);
   Message(Message&& other) noexcept;
   Message& operator=(const Message& other);

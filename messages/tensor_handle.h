@@ -20,8 +20,8 @@ struct InlineBytes {
   bool operator==(const InlineBytes&) const = default;
 };
 
-/// A block in an arena segment of `owner`. The reader asks its node actor for the segment (by owner and id), maps it once
-/// and adds `offset`. The block stays unchanged until the lease ends.
+/// A block in an arena segment of `owner`. The reader asks its node actor for the segment (by owner and id), maps it
+/// once and adds `offset`. The block stays unchanged until the lease ends.
 struct ArenaBlock {
   ActorId owner;
   SegmentId segment = 0;
@@ -34,9 +34,9 @@ struct ArenaBlock {
 /// A block in a cudaMalloc slab of `owner`, with the interprocess event that orders readers after the writer (step 3).
 struct CudaIpcBlock {
   ActorId owner;
-  std::string device_uuid;     ///< 16 raw bytes
-  std::string memory_handle;   ///< 64 raw bytes, cudaIpcMemHandle_t of the slab's base
-  std::string event_handle;    ///< 64 raw bytes, cudaIpcEventHandle_t
+  std::string device_uuid;    ///< 16 raw bytes
+  std::string memory_handle;  ///< 64 raw bytes, cudaIpcMemHandle_t of the slab's base
+  std::string event_handle;   ///< 64 raw bytes, cudaIpcEventHandle_t
   SegmentId slab = 0;
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;

@@ -77,6 +77,8 @@ std::size_t dtype_size(DType dtype) {
   return index < kDTypes.size() ? kDTypes[index].size : kDTypes[0].size;
 }
 
+bool dtype_takes_gradients(DType dtype) { return dtype >= DType::kFloat16 && dtype != DType::kBool; }
+
 std::int64_t TensorMeta::numel() const {
   std::int64_t product = 1;
   for (const std::int64_t size : sizes) {

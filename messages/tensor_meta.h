@@ -15,11 +15,27 @@ namespace callboard {
 /// process; on the wire a dtype travels by name. Quantized and sub-byte dtypes are refused by name.
 enum class DType : std::uint8_t {
   kUndefined = 0,
-  kUInt8, kInt8, kInt16, kInt32, kInt64, kUInt16, kUInt32, kUInt64,
-  kFloat16, kFloat32, kFloat64, kBFloat16,
-  kComplex32, kComplex64, kComplex128,
+  kUInt8,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kUInt16,
+  kUInt32,
+  kUInt64,
+  kFloat16,
+  kFloat32,
+  kFloat64,
+  kBFloat16,
+  kComplex32,
+  kComplex64,
+  kComplex128,
   kBool,
-  kFloat8E4M3FN, kFloat8E5M2, kFloat8E4M3FNUZ, kFloat8E5M2FNUZ, kFloat8E8M0FNU,
+  kFloat8E4M3FN,
+  kFloat8E5M2,
+  kFloat8E4M3FNUZ,
+  kFloat8E5M2FNUZ,
+  kFloat8E8M0FNU,
 };
 constexpr int kDTypeCount = 22;
 
@@ -29,6 +45,8 @@ std::string_view dtype_name(DType dtype);
 Result<DType> dtype_from_name(std::string_view name);
 /// Bytes of one element (1…16).
 std::size_t dtype_size(DType dtype);
+/// Floating point or complex: what autograd allows to require gradients.
+bool dtype_takes_gradients(DType dtype);
 
 /// Sizes and strides in elements, offset in elements from the storage's start (for a handle: from the handle's data).
 struct TensorMeta {

@@ -74,7 +74,8 @@ Result<ValueId> GraphBuilder::add_tensor_input(std::string name, DType dtype, st
   return add_input(ValueSpec{std::move(name), ValueKind::kTensor, dtype, std::move(sizes)});
 }
 
-Result<ValueId> GraphBuilder::add_constant(std::string name, ConstantStorage storage, TensorMeta meta) {
+Result<ValueId> GraphBuilder::add_constant(std::string name, ConstantStorage storage, TensorMeta meta,
+                                           bool requires_grad) {
   if (name.empty()) return fail(ErrorCode::kBadGraph, "a constant needs a name");
   auto extent = meta.extent_bytes();
   if (!extent) return fail(ErrorCode::kBadGraph, "constant '" + name + "': " + extent.error().message);
@@ -86,6 +87,9 @@ Result<ValueId> GraphBuilder::add_constant(std::string name, ConstantStorage sto
   if (storage.data == nullptr && storage.bytes > 0) {
     return fail(ErrorCode::kBadArgument,
                 "constant '" + name + "' has no address for its " + std::to_string(storage.bytes) + " bytes");
+  }
+  if (requires_grad && !dtype_takes_gradients(meta.dtype)) {
+    return fail(ErrorCode::kBadGraph, "constant '" + name + "': " + meta.to_string() + " cannot require gradients");
   }
   std::vector<Expr> sizes;
   for (const std::int64_t size : meta.sizes) sizes.push_back(Expr::constant(size));
@@ -100,7 +104,7 @@ Result<ValueId> GraphBuilder::add_constant(std::string name, ConstantStorage sto
   // An equal storage at another address is not needed; but its address must stay taken, or hashes_ would be wrong.
   if (!storages_.try_emplace(hash, storage).second && new_place) keeps_.push_back(std::move(storage.keep));
   constant_of_[value] = static_cast<std::uint32_t>(graph_.constants.size());
-  graph_.constants.push_back({std::move(name), value, hash, bytes, std::move(meta)});
+  graph_.constants.push_back({std::move(name), value, hash, bytes, std::move(meta), requires_grad});
   return value;
 }
 

@@ -38,7 +38,8 @@ class GraphBuilder {
   Result<ValueId> add_tensor_input(std::string name, DType dtype, std::optional<std::vector<Expr>> sizes = {});
 
   /// Hashes the storage once for each (address, length); equal storages are one. `meta` lies within the storage.
-  Result<ValueId> add_constant(std::string name, ConstantStorage storage, TensorMeta meta);
+  Result<ValueId> add_constant(std::string name, ConstantStorage storage, TensorMeta meta,
+                               bool requires_grad = false);
   /// The constant `before` is a buffer that the program replaces by `after`, for the next run to read.
   Status add_state(std::string name, ValueId before, ValueId after);
 

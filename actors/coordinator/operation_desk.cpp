@@ -7,6 +7,7 @@
 
 #include "actors/coordinator/status.h"
 #include "actors/coordinator/text.h"
+#include "messages/limits.h"
 
 namespace callboard::actors {
 namespace {
@@ -50,21 +51,30 @@ Result<std::optional<std::string>> OperationDesk::perform(const ActorId& client,
     return fail(ErrorCode::kOverloaded, std::to_string(pending()) + " operations wait for an answer already");
   }
   switch (call.id()) {
-    case OperationId::kStatus: return std::optional(status_json(view));
-    case OperationId::kActors: return std::optional(actors_json(view));
-    case OperationId::kPrograms: return std::optional(programs_json(view));
-    case OperationId::kRequests: return std::optional(requests_json(view));
-    case OperationId::kCancel: return cancel(call);
-    case OperationId::kRestartActor: return restart_actor(call);
-    case OperationId::kShutdown: return shutdown(call);
-    case OperationId::kTrace: return trace(std::move(question), call);
-    case OperationId::kDeviceQuery: return device_query(std::move(question), call);
+    case OperationId::kStatus:
+      return std::optional(status_json(view));
+    case OperationId::kActors:
+      return std::optional(actors_json(view));
+    case OperationId::kPrograms:
+      return std::optional(programs_json(view));
+    case OperationId::kRequests:
+      return std::optional(requests_json(view));
+    case OperationId::kCancel:
+      return cancel(call);
+    case OperationId::kRestartActor:
+      return restart_actor(call);
+    case OperationId::kShutdown:
+      return shutdown(call);
+    case OperationId::kTrace:
+      return trace(std::move(question), call);
+    case OperationId::kDeviceQuery:
+      return device_query(std::move(question), call);
     case OperationId::kLogLevel:
       context_.out.push_back(CoordinatorCore::SetLogLevel{level_of(call.text("level"))});
       return std::optional(text_of({{"level", call.text("level")}}));
     case OperationId::kWaitReady: {
-      const auto wait = std::chrono::milliseconds(std::clamp<std::int64_t>(
-          call.integer("timeout_ms", kReadyWaitMs), 0, limits::kRequestDeadlineMax.count()));
+      const auto wait = std::chrono::milliseconds(
+          std::clamp<std::int64_t>(call.integer("timeout_ms", kReadyWaitMs), 0, limits::kRequestDeadlineMax.count()));
       waits_.push_back({client, request, after(now, wait)});
       return std::optional<std::string>();
     }
@@ -122,7 +132,9 @@ void OperationDesk::ask(Question& question, DeviceIndex device, const std::strin
 
 Result<std::optional<std::string>> OperationDesk::trace(Question question, const OperationCall& call) {
   const std::string action = call.text("action");
-  const std::string arguments = action == "take" ? R"({"take":true})" : text_of({{"on", action == "on"}});
+  // The answers of all devices travel in one text; what does not fit stays on the devices for the next call.
+  const std::size_t share = limits::kStringBytesMax / 2 / std::max<std::size_t>(members_.devices().size(), 1);
+  const std::string arguments = action == "take" ? text_of({{"take", share}}) : text_of({{"on", action == "on"}});
   question.merge_trace = true;
   if (call.has("device")) {
     CALLBOARD_ASSIGN(const DeviceIndex index, named_device(call.text("device")));
@@ -196,20 +208,15 @@ Result<std::string> OperationDesk::merged(const Question& question) {
     return fail(one_error(question.errors, ErrorCode::kActorUnavailable, "several devices did not answer"));
   }
   if (!question.merge_trace) return question.results.begin()->second;
-  constexpr std::size_t kResultBytesMax = limits::kStringBytesMax;
   json events = json::array();
-  std::size_t bytes = 0;
+  bool more = false;
   for (const auto& [device, result] : question.results) {
-    bytes += result.size();
-    if (bytes > kResultBytesMax) {
-      return fail(ErrorCode::kTooLarge, "the traces of the devices together exceed " + bytes_text(kResultBytesMax),
-                  "take them one device at a time, or more often");
-    }
     json parsed = json::parse(result, nullptr, false);
     if (!parsed.is_object() || !parsed.contains("events")) continue;
     for (json& event : parsed["events"]) events.push_back(std::move(event));
+    more = more || (parsed.contains("more") && parsed["more"].is_boolean() && parsed["more"].get<bool>());
   }
-  return text_of({{"traceEvents", events}});
+  return text_of({{"traceEvents", events}, {"more", more}});
 }
 
 // -- ends -------------------------------------------------------------------------------------------------------------

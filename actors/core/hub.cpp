@@ -17,8 +17,6 @@
 namespace callboard::actors {
 namespace {
 
-constexpr std::size_t kDrainMax = 1'024;  // frames taken from one socket before the others have their turn
-
 class ZmqHub final : public Hub {
  public:
   ZmqHub(Loop& loop, Messenger& messenger, Options options, Events events)

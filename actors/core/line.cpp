@@ -13,7 +13,6 @@
 namespace callboard::actors {
 namespace {
 
-constexpr std::size_t kDrainMax = 1'024;  // frames taken from one socket before the others have their turn
 constexpr Duration kHelloAgain = std::chrono::seconds(1);
 
 class ZmqLine final : public Line {

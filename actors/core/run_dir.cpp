@@ -28,8 +28,6 @@ constexpr std::size_t kSocketNameMax = 32;  // "coordinator.sock", "<device>.<in
 constexpr const char* kLockName = "lock";
 constexpr const char* kRecordName = "cluster.json";
 
-std::string errno_text(int number) { return std::string(::strerror(number)); }
-
 Status check_name(const std::string& name) {
   const auto allowed = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; };
   if (!name.empty() && name.size() <= kNameMax && name.front() != '-' &&
@@ -44,7 +42,7 @@ Status check_name(const std::string& name) {
 Status check_private(const std::string& path) {
   struct stat info = {};
   if (::lstat(path.c_str(), &info) != 0) {
-    return fail(ErrorCode::kEnvironment, "'" + path + "' cannot be examined: " + errno_text(errno));
+    return fail(ErrorCode::kEnvironment, "'" + path + "' cannot be examined: " + ::strerror(errno));
   }
   if (!S_ISDIR(info.st_mode)) return fail(ErrorCode::kPermission, "'" + path + "' is not a directory", "remove it");
   if (info.st_uid != ::geteuid()) {
@@ -64,7 +62,7 @@ Status make_private(const std::string& path) {
     const int number = errno;
     return fail(
         number == EACCES || number == EPERM || number == EROFS ? ErrorCode::kPermission : ErrorCode::kEnvironment,
-        "'" + path + "' cannot be made: " + errno_text(number), "set CALLBOARD_RUN_DIR to a directory of your own");
+        "'" + path + "' cannot be made: " + ::strerror(number), "set CALLBOARD_RUN_DIR to a directory of your own");
   }
   return check_private(path);
 }
@@ -153,7 +151,7 @@ Result<UniqueFd> lock_directory(const std::string& dir, const std::string& name)
     CALLBOARD_TRY(make_private(dir));
     UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!fd && errno == ENOENT) continue;  // the owner before us has just removed the directory
-    if (!fd) return fail(ErrorCode::kPermission, "'" + path + "' cannot be opened: " + errno_text(errno));
+    if (!fd) return fail(ErrorCode::kPermission, "'" + path + "' cannot be opened: " + ::strerror(errno));
     if (!take_lock(fd.get())) {
       return fail(ErrorCode::kAddressInUse,
                   "a cluster '" + name + "' is running (pid " + lock_owner(fd.get()) + ", " + dir + ")",
@@ -162,7 +160,7 @@ Result<UniqueFd> lock_directory(const std::string& dir, const std::string& name)
     if (!same_file(fd.get(), path)) continue;
     const std::string pid = std::to_string(::getpid()) + "\n";
     if (::ftruncate(fd.get(), 0) != 0 || ::pwrite(fd.get(), pid.data(), pid.size(), 0) < 0) {
-      return fail(ErrorCode::kEnvironment, "'" + path + "' cannot be written: " + errno_text(errno));
+      return fail(ErrorCode::kEnvironment, "'" + path + "' cannot be written: " + ::strerror(errno));
     }
     return fd;
   }
@@ -256,7 +254,7 @@ Status write_record(const ClusterRecord& record) {
   const UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd || ::write(fd.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()) ||
       ::rename(temporary.c_str(), path.c_str()) != 0) {
-    return fail(ErrorCode::kEnvironment, "'" + path + "' cannot be written: " + errno_text(errno));
+    return fail(ErrorCode::kEnvironment, "'" + path + "' cannot be written: " + ::strerror(errno));
   }
   return {};
 }

@@ -1,6 +1,7 @@
 // A ZeroMQ socket as Hub and Line need it. Only transport.cpp, which implements it, knows ZeroMQ.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -10,6 +11,8 @@
 #include "messages/base/error.h"
 
 namespace callboard::actors {
+
+constexpr std::size_t kDrainMax = 1'024;  ///< frames taken from one socket before the others have their turn
 
 /// Of one thread. Never blocks: what is not possible now is answered with false.
 class Socket {

@@ -38,6 +38,8 @@ class ZmqMessenger final : public Messenger {
   void* context_;
 };
 
+}  // namespace
+
 /// One part of a message as ZeroMQ holds it.
 class Part {
  public:
@@ -85,8 +87,6 @@ class Part {
  private:
   zmq_msg_t message_;
 };
-
-}  // namespace
 
 struct Socket::Impl {
   void* context = nullptr;

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -20,6 +21,7 @@
 #include "actors/device/device_core.h"
 #include "kernels/runtime.h"
 #include "messages/base/check.h"
+#include "messages/limits.h"
 
 namespace callboard::actors {
 namespace {
@@ -385,8 +387,15 @@ Result<std::string> DeviceActor::answer_text(const DeviceQuery& query) {
         return fail(ErrorCode::kMalformed, "'on' of device query 'trace' must be true or false");
       runtime_->set_trace(arguments["on"].get<bool>());
     }
-    if (arguments.value("take", false))
-      result["events"] = nlohmann::json::parse(runtime_->take_trace(), nullptr, false);
+    if (arguments.contains("take")) {
+      if (!arguments["take"].is_number_unsigned()) {
+        return fail(ErrorCode::kMalformed, "'take' of device query 'trace' must be a number of bytes");
+      }
+      const auto bytes = std::min<std::size_t>(arguments["take"].get<std::size_t>(), limits::kStringBytesMax / 2);
+      kernels::TraceBatch batch = runtime_->take_trace(bytes);
+      result["events"] = nlohmann::json::parse(batch.events, nullptr, false);
+      result["more"] = batch.more;
+    }
   } else if (query.name == "memory") {
     const kernels::ArenaStats stats = arena_->stats();
     result = {{"reserved_bytes", stats.reserved_bytes},

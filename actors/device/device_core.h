@@ -2,7 +2,8 @@
 // to hand back. The same object runs in the device actor and in the simulator.
 //
 //   DC-1  Each RunFragment that arrives is answered by exactly one FragmentFinished.
-//   DC-2  A run starts when all its edge inputs of the current attempt are there; edges may come before their RunFragment
+//   DC-2  A run starts when all its edge inputs of the current attempt are there; edges may come before their
+//   RunFragment
 //         (kept, bounded, until it comes or its time is over).
 //   DC-3  Every handle that arrives is either given to the kernels or released; none is forgotten.
 //   DC-4  After FragmentFinished was sent, nothing of the run is read any more.
@@ -29,27 +30,69 @@ struct DeviceCoreOptions {
 
 class DeviceCore {
  public:
-  struct FromCoordinator { Message message; };
-  struct FromPeer { ActorId from; Message message; };
-  struct PeerGone { ActorId peer; };
-  struct Loaded { ContentHash program; std::uint32_t fragment = 0; Result<kernels::LoadedInfo> info; };
-  struct Finished { RunId run = 0; Attempt attempt = 1; std::uint32_t fragment = 0; kernels::RunResult result; };
+  struct FromCoordinator {
+    Message message;
+  };
+  struct FromPeer {
+    ActorId from;
+    Message message;
+  };
+  struct PeerGone {
+    ActorId peer;
+  };
+  struct Loaded {
+    ContentHash program;
+    std::uint32_t fragment = 0;
+    Result<kernels::LoadedInfo> info;
+  };
+  struct Finished {
+    RunId run = 0;
+    Attempt attempt = 1;
+    std::uint32_t fragment = 0;
+    kernels::RunResult result;
+  };
   struct Tick {};
   using Event = std::variant<FromCoordinator, FromPeer, PeerGone, Loaded, Finished, Tick>;
 
-  struct SendCoordinator { Message message; };
-  struct SendPeer { PeerAddress peer; Message message; };  ///< the shell connects a Line when it has none
-  struct Load { Fragment fragment; };
-  struct Unload { ContentHash program; };
-  struct Run { kernels::RunOrder order; };                 ///< the shell answers Finished also when run() refuses
-  struct Cancel { RunId run = 0; Error reason; };
-  struct Release { WireValue value; };                     ///< of another owner: give its lease back unread
-  struct ReleaseOwn { std::vector<LeaseId> leases; };      ///< of our arena: a reader gave them back
-  struct EndHolder { ActorId holder; };                    ///< of leases on our arena: its process is gone
-  struct Query { DeviceQuery query; };                     ///< the shell answers with DeviceReply
-  struct LogLine { log::Level level; std::string event; std::string text; };
-  using Action = std::variant<SendCoordinator, SendPeer, Load, Unload, Run, Cancel, Release, ReleaseOwn, EndHolder, Query,
-                              LogLine>;
+  struct SendCoordinator {
+    Message message;
+  };
+  struct SendPeer {
+    PeerAddress peer;
+    Message message;
+  };  ///< the shell connects a Line when it has none
+  struct Load {
+    Fragment fragment;
+  };
+  struct Unload {
+    ContentHash program;
+  };
+  struct Run {
+    kernels::RunOrder order;
+  };  ///< the shell answers Finished also when run() refuses
+  struct Cancel {
+    RunId run = 0;
+    Error reason;
+  };
+  struct Release {
+    WireValue value;
+  };  ///< of another owner: give its lease back unread
+  struct ReleaseOwn {
+    std::vector<LeaseId> leases;
+  };  ///< of our arena: a reader gave them back
+  struct EndHolder {
+    ActorId holder;
+  };  ///< of leases on our arena: its process is gone
+  struct Query {
+    DeviceQuery query;
+  };  ///< the shell answers with DeviceReply
+  struct LogLine {
+    log::Level level;
+    std::string event;
+    std::string text;
+  };
+  using Action = std::variant<SendCoordinator, SendPeer, Load, Unload, Run, Cancel, Release, ReleaseOwn, EndHolder,
+                              Query, LogLine>;
   using Actions = std::vector<Action>;
 
   virtual ~DeviceCore() = default;

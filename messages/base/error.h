@@ -80,7 +80,8 @@ enum class ErrorCode : std::uint16_t {
   kInternal = 900,
 };
 
-/// Stable identifier in SCREAMING-free snake case, for example "unknown_operator". Unknown numbers give "unknown_error".
+/// Stable identifier in SCREAMING-free snake case, for example "unknown_operator". Unknown numbers give
+/// "unknown_error".
 std::string_view error_name(ErrorCode code);
 
 /// What may be done about a failure; derived from the code alone.
@@ -90,12 +91,12 @@ ErrorClass error_class(ErrorCode code);
 /// A failure: what, where, why, and what to do. Plain data, safe to move between threads and processes.
 struct Error {
   ErrorCode code = ErrorCode::kInternal;
-  std::string message;  ///< what happened and where, one sentence, no trailing newline
-  std::string hint;     ///< what to do about it; may be empty
-  std::string actor;    ///< "cpu0#1" (name#incarnation) of the actor that found it; may be empty
-  std::string op;       ///< operator, "aten::add.Tensor"; may be empty
-  std::int64_t node = -1;   ///< index of the node in its program, -1 if none
-  std::string detail;       ///< longer text: shapes and dtypes, a traceback, the last lines of a log; may be empty
+  std::string message;        ///< what happened and where, one sentence, no trailing newline
+  std::string hint;           ///< what to do about it; may be empty
+  std::string actor;          ///< "cpu0#1" (name#incarnation) of the actor that found it; may be empty
+  std::string op;             ///< operator, "aten::add.Tensor"; may be empty
+  std::int64_t node = -1;     ///< index of the node in its program, -1 if none
+  std::string detail;         ///< longer text: shapes and dtypes, a traceback, the last lines of a log; may be empty
   std::vector<Error> causes;  ///< more findings of the same kind, or what this one follows from (at most 64, 4 deep)
 
   Error() = default;
@@ -120,17 +121,17 @@ inline tl::unexpected<Error> fail(ErrorCode code, std::string message, std::stri
 }  // namespace callboard
 
 /// Returns the failure of a Result or Status expression from the enclosing function.
-#define CALLBOARD_TRY(expression)                                                          \
-  do {                                                                                     \
-    if (auto callboard_status_ = (expression); !callboard_status_)                         \
-      return ::callboard::fail(std::move(callboard_status_).error());                      \
+#define CALLBOARD_TRY(expression)                                     \
+  do {                                                                \
+    if (auto callboard_status_ = (expression); !callboard_status_)    \
+      return ::callboard::fail(std::move(callboard_status_).error()); \
   } while (false)
 
 #define CALLBOARD_CONCAT_INNER(a, b) a##b
 #define CALLBOARD_CONCAT(a, b) CALLBOARD_CONCAT_INNER(a, b)
 /// CALLBOARD_ASSIGN(auto x, f()): x is the value, or the failure is returned.
-#define CALLBOARD_ASSIGN(declaration, expression)                              \
-  auto CALLBOARD_CONCAT(callboard_result_, __LINE__) = (expression);           \
-  if (!CALLBOARD_CONCAT(callboard_result_, __LINE__))                          \
+#define CALLBOARD_ASSIGN(declaration, expression)                                               \
+  auto CALLBOARD_CONCAT(callboard_result_, __LINE__) = (expression);                            \
+  if (!CALLBOARD_CONCAT(callboard_result_, __LINE__))                                           \
     return ::callboard::fail(std::move(CALLBOARD_CONCAT(callboard_result_, __LINE__)).error()); \
   declaration = std::move(*CALLBOARD_CONCAT(callboard_result_, __LINE__))

@@ -1,4 +1,5 @@
-// Identities. An incarnation is the number of an actor's start, an epoch that of a coordinator's; neither is ever reused.
+// Identities. An incarnation is the number of an actor's start, an epoch that of a coordinator's; neither is ever
+// reused.
 #pragma once
 
 #include <compare>

@@ -60,7 +60,7 @@ ValueId add_input(PyGraphBuilder& self, const std::string& name, std::optional<s
 
 ValueId add_constant(PyGraphBuilder& self, const std::string& name, std::pair<std::uintptr_t, std::uint64_t> storage,
                      const std::string& dtype, py::object sizes, py::object strides, std::int64_t offset,
-                     py::object owner) {
+                     py::object owner, bool requires_grad) {
   TensorMeta meta;
   meta.dtype = to_dtype(dtype);
   meta.sizes = to_int_list(sizes, "sizes");
@@ -68,8 +68,9 @@ ValueId add_constant(PyGraphBuilder& self, const std::string& name, std::pair<st
   meta.storage_offset = offset;
   actors::ConstantStorage kept{reinterpret_cast<const void*>(storage.first), storage.second,
                                keep_object(std::move(owner))};
-  return value_or_raise(
-      self.use([&](GraphBuilder& builder) { return builder.add_constant(name, std::move(kept), std::move(meta)); }));
+  return value_or_raise(self.use([&](GraphBuilder& builder) {
+    return builder.add_constant(name, std::move(kept), std::move(meta), requires_grad);
+  }));
 }
 
 py::list add_node(PyGraphBuilder& self, const std::string& op, py::object args, py::object kwargs, py::object outputs,
@@ -121,7 +122,7 @@ void define_graph_builder(py::module_& module) {
       .def("add_input", &add_input, py::arg("name"), py::arg("dtype") = py::none(), py::arg("sizes") = py::none(),
            py::arg("kind") = "tensor")
       .def("add_constant", &add_constant, py::arg("name"), py::arg("storage"), py::arg("dtype"), py::arg("sizes"),
-           py::arg("strides"), py::arg("offset") = 0, py::arg("owner") = py::none())
+           py::arg("strides"), py::arg("offset") = 0, py::arg("owner") = py::none(), py::arg("requires_grad") = false)
       .def(
           "add_state",
           [](PyGraphBuilder& self, const std::string& name, ValueId before, ValueId after) {

@@ -30,6 +30,7 @@ class ConstantTable:
     def add(self, name: str) -> int:
         """Id of the value that holds the constant."""
         if name not in self._ids:
+            requires_grad = self._tensors[name].requires_grad
             tensor = dense(self._tensors[name].detach(), name)
             storage = tensor.untyped_storage()
             self._ids[name] = self._builder.add_constant(
@@ -40,6 +41,7 @@ class ConstantTable:
                 list(tensor.stride()),
                 int(tensor.storage_offset()),
                 tensor,
+                requires_grad,
             )
         return self._ids[name]
 

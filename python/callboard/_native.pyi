@@ -85,10 +85,12 @@ class GraphBuilder:
         strides: Sequence[int],
         offset: int = 0,
         owner: object = None,
+        requires_grad: bool = False,
     ) -> int:
         """`storage`: (address, bytes) of the whole storage, on the CPU. `owner` is kept as long as the builder, and
         with it the storage, which must not change meanwhile. Equal storages are hashed and kept once. `offset` and
-        strides in elements. Id of the value."""
+        strides in elements. `requires_grad`: as it is in the module, because some kernels choose their path by it. Id
+        of the value."""
 
     def add_state(self, name: str, before: int, after: int) -> None:
         """The constant `before` is a buffer that the program replaces by `after`."""

@@ -15,6 +15,7 @@ from callboard.errors import CallboardError
 
 # Devices keep a bounded number of spans and an answer has a size limit: take them before either matters.
 _TAKE_EVERY_S = 0.5
+_PARTS_MAX = 200  # of half a MiB each; a device that records faster than this reads must not hold the end up
 
 
 class TraceRecorder:
@@ -66,4 +67,8 @@ class TraceRecorder:
 
     def _take(self) -> None:
         for device in self._devices:
-            self._events.extend(self._operation("trace", action="take", device=device).get("traceEvents", ()))
+            for _ in range(_PARTS_MAX):
+                part = self._operation("trace", action="take", device=device)
+                self._events.extend(part.get("traceEvents", ()))
+                if not part.get("more"):
+                    break

@@ -13,12 +13,11 @@ declares of each value anyway and every device checks; size arithmetic (sym_size
 from expressions where it is used; assertions that hold whatever the input is. All other assertions become
 callboard_sym::assert nodes.
 
-What differs from eager all the same, by a rounding: torch's matmul takes another path where a strided input meets a
-weight that requires grad, even under no_grad, and a program's constants do not require grad
-(module.requires_grad_(False) makes eager take the same path); and nn.TransformerEncoderLayer has a second
-implementation for inference that torch.export never sees (torch.backends.mha.set_fastpath_enabled(False) makes eager
-take the exported one); and MKL rounds by the alignment of memory: weights that are mapped from a file at odd addresses
-are aligned on a device (copy.deepcopy(module) aligns them here).
+What differs from eager all the same, by a rounding: nn.TransformerEncoderLayer has a second implementation for
+inference that torch.export never sees (torch.backends.mha.set_fastpath_enabled(False) makes eager take the exported
+one); and MKL rounds by the alignment of memory: weights that are mapped from a file at odd addresses are aligned on a
+device (copy.deepcopy(module) aligns them here). Whether a parameter requires grad travels with it: torch's matmul
+chooses its path by that, even under no_grad.
 """
 
 from __future__ import annotations
@@ -57,6 +56,7 @@ class Builder(Protocol):
         strides: list[int],
         offset: int = 0,
         owner: object = None,
+        requires_grad: bool = False,
     ) -> int: ...
     def add_state(self, name: str, before: int, after: int) -> None: ...
     def add_node(

@@ -1,6 +1,7 @@
 #include "kernels/kernel.h"
 
 #include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <thread>
 #include <string>
@@ -10,6 +11,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
+#include <nlohmann/json.hpp>
 
 #include "kernels/cpu_backend.h"
 #include "tests/support/test.h"
@@ -303,10 +305,29 @@ TEST_CASE("the trace ring keeps the newest spans and counts what fell out") {
   TraceRing ring;
   for (std::size_t i = 0; i < TraceRing::kSpansMax + 3; ++i)
     ring.add({nullptr, "export", i, 1, TimePoint(), Duration(), false});
-  const std::string text = ring.take();
+  constexpr std::size_t kAll = 1u << 30;
+  const std::string text = ring.take(kAll).events;
   CHECK(text.find("\"spans dropped\"") != std::string::npos);
   CHECK(text.find("\"count\":3") != std::string::npos);
   CHECK(text.find("\"run\":2}") == std::string::npos);
   CHECK(text.find("\"run\":" + std::to_string(TraceRing::kSpansMax + 2) + "}") != std::string::npos);
-  CHECK(ring.take() == "[]");
+  CHECK(ring.take(kAll).events == "[]");
+}
+
+TEST_CASE("a trace that does not fit into one message is taken in parts, oldest first, none twice") {
+  TraceRing ring;
+  for (RunId run = 0; run < 100; ++run) ring.add({nullptr, "export", run, 1, TimePoint(), Duration(), false});
+  std::vector<RunId> runs;
+  int parts = 0;
+  for (bool more = true; more; ++parts) {
+    const TraceBatch batch = ring.take(1000);
+    CHECK(batch.events.size() < 1300);
+    for (const auto& event : nlohmann::json::parse(batch.events)) runs.push_back(event["args"]["run"].get<RunId>());
+    more = batch.more;
+  }
+  CHECK(parts > 5);
+  std::vector<RunId> expected(100);
+  std::iota(expected.begin(), expected.end(), RunId{0});
+  CHECK(runs == expected);
+  CHECK(ring.take(1).events == "[]");
 }

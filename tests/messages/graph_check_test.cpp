@@ -156,6 +156,15 @@ TEST_CASE("operators that read or write files are refused, whatever their overlo
   }
 }
 
+TEST_CASE("a constant of integers that requires gradients is refused") {
+  ProgramGraph program = sound_program();
+  program.constants.at(0).requires_grad = true;
+  CHECK(check_program(program));
+  program.constants[0].meta.dtype = DType::kInt8;
+  program.values.at(program.constants[0].value).dtype = DType::kInt8;
+  check_says(only_fault(program), ErrorCode::kBadGraph, {"constant 'w'", "int8", "cannot require gradients"});
+}
+
 TEST_CASE("a value that is used before its definition, and a cycle, are told apart") {
   ProgramGraph program = sound_program();
   std::swap(program.nodes[0], program.nodes[1]);

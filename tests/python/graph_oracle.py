@@ -91,11 +91,11 @@ class GraphOracle:
         self.inputs.append((name, dtype, sizes, kind, self._value()))
         return self.inputs[-1][-1]
 
-    def add_constant(self, name, storage, dtype, sizes, strides, offset=0, owner=None):
+    def add_constant(self, name, storage, dtype, sizes, strides, offset=0, owner=None, requires_grad=False):
         address, size = storage
         raw = (ctypes.c_char * size).from_address(address) if size else b""
         base = torch.frombuffer(raw, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
-        tensor = base.view(getattr(torch, dtype)).as_strided(sizes, strides, offset)
+        tensor = base.view(getattr(torch, dtype)).as_strided(sizes, strides, offset).requires_grad_(requires_grad)
         value = self._value()
         self.constants[value] = RecordedConstant(name, storage, tensor, owner)
         return value

@@ -102,6 +102,8 @@ TEST_CASE("R47: a constant that reaches beyond its storage is refused", "[graph_
         ErrorCode::kBadArgument);
   CHECK(builder.graph().values.empty());
   CHECK(builder.constants().empty());
+  CHECK(code_of(builder.add_constant("i", storage_of(values), TensorMeta::contiguous(DType::kInt32, {1}), true)) ==
+        ErrorCode::kBadGraph);
   CHECK(builder.add_constant("empty", {nullptr, 0, {}}, TensorMeta::contiguous(DType::kFloat32, {0})));
 }
 

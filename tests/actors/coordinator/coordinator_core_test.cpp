@@ -10,18 +10,9 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::CoreFixture;
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-nlohmann::json status_of(const CoreFixture& f) { return nlohmann::json::parse(f.core->status_json(f.now)); }
-
-/// The one Outcome that is there for this request.
-Outcome one_outcome(CoreFixture& f, RequestSeq request) {
-  const auto outcomes = f.take<Outcome>(f.client);
-  REQUIRE(outcomes.size() == 1);
-  CHECK(outcomes[0].request == request);
-  return outcomes[0];
-}
+using test::has;
+using test::status_of;
+using test::one_outcome;
 
 }  // namespace
 

@@ -6,9 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "actors/coordinator/coordinator_core.h"
 #include "messages/codec.h"
 #include "tests/support/graph_fixture.h"
+#include "tests/support/test.h"
 
 namespace callboard::test {
 
@@ -183,6 +186,18 @@ inline ProgramGraph counting_program() {
   g.output(after);
   g.state("counter", before, after);
   return g.program();
+}
+
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+inline nlohmann::json status_of(const CoreFixture& f) { return nlohmann::json::parse(f.core->status_json(f.now)); }
+
+/// The one Outcome that is there for this request.
+inline Outcome one_outcome(CoreFixture& f, RequestSeq request) {
+  const auto outcomes = f.take<Outcome>(f.client);
+  REQUIRE(outcomes.size() == 1);
+  CHECK(outcomes[0].request == request);
+  return outcomes[0];
 }
 
 }  // namespace callboard::test

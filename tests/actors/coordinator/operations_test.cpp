@@ -130,8 +130,11 @@ TEST_CASE("a trace is taken from all devices and merged; a lost device is named"
   f.message(f.cpu0, DeviceReply{q0[0].query, {}, R"({"events":[{"name":"a"}]})"});
   f.message(f.cpu0, DeviceReply{q1[0].query, {}, "{}"});  // not the one that was asked
   CHECK(f.take<OperationResult>(f.client).empty());
-  f.message(f.cpu1, DeviceReply{q1[0].query, {}, R"({"events":[{"name":"b"}]})"});
-  CHECK(good(f)["traceEvents"].size() == 2);
+  CHECK(nlohmann::json::parse(q0[0].arguments)["take"].get<std::size_t>() <= limits::kStringBytesMax / 4);
+  f.message(f.cpu1, DeviceReply{q1[0].query, {}, R"({"events":[{"name":"b"}],"more":true})"});
+  const auto merged = good(f);
+  CHECK(merged["traceEvents"].size() == 2);
+  CHECK(merged["more"] == true);
   ask(f, "trace", R"({"action":"on","device":"cpu1"})");
   CHECK(f.take<DeviceQuery>(f.cpu0).empty());
   f.exited(f.cpu1);

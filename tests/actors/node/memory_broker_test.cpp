@@ -77,7 +77,7 @@ struct RawClient {
   ReceivedPacket received;
 };
 
-struct Fixture {
+struct BrokerFixture {
   test::TempDir folder;
   std::string path = folder.file("memory.sock");
   test::BrokerThread broker{path};
@@ -90,7 +90,7 @@ kernels::Segment make_segment(std::uint64_t bytes = 4096) {
 }
 
 TEST_CASE("the hello comes first, in the sender's own name, and a name is in use once") {
-  Fixture fixture;
+  BrokerFixture fixture;
   RawClient good = fixture.client(kOwner);
   RawClient silent(fixture.path, {"silent", 1});
   silent.write(OpenSegment{1, kOwner, 1});
@@ -110,7 +110,7 @@ TEST_CASE("the hello comes first, in the sender's own name, and a name is in use
 }
 
 TEST_CASE("who says no hello in time is disconnected") {
-  Fixture fixture;
+  BrokerFixture fixture;
   RawClient good = fixture.client(kOwner);
   RawClient silent(fixture.path, {"silent", 1});
   REQUIRE(fixture.broker.eventually([](const auto& stats) { return stats.connections == 2; }));
@@ -120,7 +120,7 @@ TEST_CASE("who says no hello in time is disconnected") {
 }
 
 TEST_CASE("malformed frames, descriptors where none belong and foreign messages cost only their sender") {
-  Fixture fixture;
+  BrokerFixture fixture;
   RawClient good = fixture.client({"good", 1});
   const UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   const std::vector<std::function<void(RawClient&)>> attacks{
@@ -179,7 +179,7 @@ TEST_CASE("malformed frames, descriptors where none belong and foreign messages 
 }
 
 TEST_CASE("a segment is passed on until it is dropped; what is gone is a lost tensor") {
-  Fixture fixture;
+  BrokerFixture fixture;
   RawClient owner = fixture.client(kOwner);
   RawClient reader = fixture.client({"client", 1});
   const kernels::Segment segment = make_segment();
@@ -204,7 +204,7 @@ TEST_CASE("a segment is passed on until it is dropped; what is gone is a lost te
 }
 
 TEST_CASE("a reader that asks before the owner's word has arrived gets the segment all the same") {
-  Fixture fixture;
+  BrokerFixture fixture;
   RawClient owner = fixture.client(kOwner);
   RawClient reader = fixture.client({"client", 1});
   reader.write(OpenSegment{1, kOwner, 1});
@@ -231,7 +231,7 @@ TEST_CASE("a reader that asks before the owner's word has arrived gets the segme
 }
 
 TEST_CASE("the end of a process is told to owners as a holder's and to readers as an owner's") {
-  Fixture fixture;
+  BrokerFixture fixture;
   RawClient owner = fixture.client(kOwner);
   RawClient other = fixture.client({"cpu1", 1});
   RawClient reader = fixture.client({"client", 1});
@@ -251,7 +251,7 @@ TEST_CASE("the end of a process is told to owners as a holder's and to readers a
 }
 
 TEST_CASE("an owner's segments outlive it for half a minute, and as long as somebody holds them") {
-  Fixture fixture;
+  BrokerFixture fixture;
   RawClient owner = fixture.client(kOwner);
   RawClient reader = fixture.client({"client", 1});
   std::vector<kernels::Segment> segments;
@@ -286,7 +286,7 @@ TEST_CASE("an owner's segments outlive it for half a minute, and as long as some
 }
 
 TEST_CASE("constants are found, added, opened and closed with their last user") {
-  Fixture fixture;
+  BrokerFixture fixture;
   RawClient adder = fixture.client({"client", 1});
   RawClient user = fixture.client(kOwner);
   const std::string text = "weights";
@@ -318,7 +318,7 @@ TEST_CASE("constants are found, added, opened and closed with their last user") 
 }
 
 TEST_CASE("a process that asks and never reads is disconnected, and the others are served meanwhile") {
-  Fixture fixture;
+  BrokerFixture fixture;
   RawClient good = fixture.client({"good", 1});
   RawClient stuck = fixture.client({"stuck", 1});
   const std::vector<ContentHash> hashes(1'000, ContentHash::of("x", 1));
@@ -345,7 +345,7 @@ TEST_CASE("the 513th connection is refused, and the others are served") {
   }
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &high) == 0);
   {
-    Fixture fixture;
+    BrokerFixture fixture;
     std::vector<RawClient> clients;
     for (Incarnation i = 1; i <= 512; ++i) clients.push_back(fixture.client({"client", i}));
     RawClient refused(fixture.path, {"client", 513});

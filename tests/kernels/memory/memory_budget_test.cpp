@@ -10,7 +10,7 @@
 namespace callboard::kernels {
 namespace {
 
-constexpr std::uint64_t kMiB = 1u << 20;
+constexpr std::uint64_t kMebibyte = 1u << 20;
 
 /// A /proc and /sys of our own.
 class FakeSystem {
@@ -39,8 +39,8 @@ class FakeSystem {
 TEST_CASE("what the machine has left is MemAvailable minus the reserve") {
   FakeSystem system;
   system.machine(1000);
-  REQUIRE(memory_left(400 * kMiB, system.root).bytes == 600 * kMiB);
-  REQUIRE(memory_left(2000 * kMiB, system.root).bytes == 0);
+  REQUIRE(memory_left(400 * kMebibyte, system.root).bytes == 600 * kMebibyte);
+  REQUIRE(memory_left(2000 * kMebibyte, system.root).bytes == 0);
   REQUIRE(memory_left(0, system.root).limit.find("MemAvailable") != std::string::npos);
 }
 
@@ -50,12 +50,12 @@ TEST_CASE("a cgroup v2 limit counts at every level, without reclaimable file pag
   system.write("/proc/self/cgroup", "0::/user/job\n");
   system.write("/sys/fs/cgroup/user/job/memory.max", "max\n");
   system.write("/sys/fs/cgroup/user/job/memory.current", "5\n");
-  system.write("/sys/fs/cgroup/user/memory.max", std::to_string(1000 * kMiB));
-  system.write("/sys/fs/cgroup/user/memory.current", std::to_string(700 * kMiB));
+  system.write("/sys/fs/cgroup/user/memory.max", std::to_string(1000 * kMebibyte));
+  system.write("/sys/fs/cgroup/user/memory.current", std::to_string(700 * kMebibyte));
   system.write("/sys/fs/cgroup/user/memory.stat",
-               "anon 1\ninactive_file_x 5\ninactive_file " + std::to_string(100 * kMiB) + "\n");
+               "anon 1\ninactive_file_x 5\ninactive_file " + std::to_string(100 * kMebibyte) + "\n");
   const MemoryLeft left = memory_left(0, system.root);
-  REQUIRE(left.bytes == 400 * kMiB);
+  REQUIRE(left.bytes == 400 * kMebibyte);
   REQUIRE(left.limit.find("cgroup /user") != std::string::npos);
 }
 
@@ -63,8 +63,8 @@ TEST_CASE("a cgroup v1 limit counts, also where a container sees only its own pa
   FakeSystem system;
   system.machine(10'000);
   system.write("/proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/docker/abc\n");
-  system.write("/sys/fs/cgroup/memory/memory.limit_in_bytes", std::to_string(300 * kMiB));
-  system.write("/sys/fs/cgroup/memory/memory.usage_in_bytes", std::to_string(400 * kMiB));
+  system.write("/sys/fs/cgroup/memory/memory.limit_in_bytes", std::to_string(300 * kMebibyte));
+  system.write("/sys/fs/cgroup/memory/memory.usage_in_bytes", std::to_string(400 * kMebibyte));
   REQUIRE(memory_left(0, system.root).bytes == 0);
 }
 

@@ -12,7 +12,7 @@
 namespace callboard::kernels {
 namespace {
 
-struct Fixture {
+struct MappedSegment {
   Segment segment = std::move(*Segment::create(64 * page_bytes(), "test"));
   UniqueFd fd = std::move(*segment.open_read_only());
 
@@ -24,7 +24,7 @@ struct Fixture {
 };
 
 TEST_CASE("a write to a private mapping does not reach the segment, and dropping forgets it") {
-  Fixture fixture;
+  MappedSegment fixture;
   fixture.segment.data()[0] = std::byte{1};
   fixture.segment.data()[page_bytes()] = std::byte{2};
   const PrivateMapping mapping = fixture.map();
@@ -38,7 +38,7 @@ TEST_CASE("a write to a private mapping does not reach the segment, and dropping
 }
 
 TEST_CASE("dropping a range leaves what was written right beside it") {
-  Fixture fixture;
+  MappedSegment fixture;
   const PrivateMapping mapping = fixture.map();
   for (std::uint64_t page = 0; page < 6; ++page) mapping.data()[page * page_bytes() + 7] = std::byte{9};
   mapping.drop_written(2 * page_bytes(), 2 * page_bytes());
@@ -60,7 +60,7 @@ TEST_CASE("many scattered written pages are all dropped") {
 }
 
 TEST_CASE("the kernel tells written pages from read ones, where it can") {
-  Fixture fixture;
+  MappedSegment fixture;
   const PrivateMapping mapping = fixture.map();
   volatile std::byte read = mapping.data()[0];
   static_cast<void>(read);
@@ -76,7 +76,7 @@ TEST_CASE("the kernel tells written pages from read ones, where it can") {
 }
 
 TEST_CASE("under strict overcommit only ranges in use are writable") {
-  Fixture fixture;
+  MappedSegment fixture;
   fixture.segment.data()[page_bytes()] = std::byte{3};
   const PrivateMapping mapping = fixture.map(PrivateMapping::Writable::kByRange);
   const auto permissions = [&](std::uint64_t page) {

@@ -33,8 +33,8 @@ const ActorId kReader{"client", 1};
 UniqueFd duplicate(int fd) { return UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
 /// An arena and a reader of it in one process, with what the node actor would do between them.
-struct Fixture {
-  explicit Fixture(ArenaOptions options = {}) {
+struct SegmentMapFixture {
+  explicit SegmentMapFixture(ArenaOptions options = {}) {
     options.owner = kOwner;
     SegmentObserver observer;
     observer.added = [this](SegmentId id, UniqueFd fd, std::uint64_t bytes) -> Status {
@@ -74,7 +74,7 @@ struct Fixture {
 };
 
 TEST_CASE("a segment is opened once for all of its blocks, and a block's end ends its lease") {
-  Fixture fixture;
+  SegmentMapFixture fixture;
   std::byte* first = fixture.allocate(kMiB);
   std::byte* second = fixture.allocate(kMiB);
   std::memset(first, 1, kMiB);
@@ -95,7 +95,7 @@ TEST_CASE("a segment is opened once for all of its blocks, and a block's end end
 }
 
 TEST_CASE("after reuse of a block no stale byte of an earlier write appears") {
-  Fixture fixture;
+  SegmentMapFixture fixture;
   std::byte* block = fixture.allocate(kMiB);
   for (int round = 1; round < 20; ++round) {
     std::memset(block, round, kMiB);
@@ -113,7 +113,7 @@ TEST_CASE("after reuse of a block no stale byte of an earlier write appears") {
 }
 
 TEST_CASE("two leases on one block are one range, whose pages are dropped when the last one ends") {
-  Fixture fixture;
+  SegmentMapFixture fixture;
   std::byte* block = fixture.allocate(kMiB);
   std::memset(block, 1, kMiB);
   auto first = fixture.map->open(*fixture.arena->lease(block, kReader));
@@ -130,7 +130,7 @@ TEST_CASE("two leases on one block are one range, whose pages are dropped when t
 }
 
 TEST_CASE("a block opened while this process has written it elsewhere shows the owner's bytes") {
-  Fixture fixture;
+  SegmentMapFixture fixture;
   std::byte* block = fixture.allocate(kMiB);
   std::memset(block, 1, kMiB);
   auto written = fixture.map->open(*fixture.arena->lease(block, kReader));
@@ -149,7 +149,7 @@ TEST_CASE("a block opened while this process has written it elsewhere shows the 
 }
 
 TEST_CASE("blocks that overlap only partly do not disturb each other") {
-  Fixture fixture;
+  SegmentMapFixture fixture;
   std::byte* block = fixture.allocate(kMiB);
   std::memset(block, 1, kMiB);
   const ArenaBlock whole = *fixture.arena->lease(block, kReader);
@@ -169,7 +169,7 @@ TEST_CASE("blocks that overlap only partly do not disturb each other") {
 }
 
 TEST_CASE("R47: a handle that does not lie in its segment is refused before anything is touched, its lease ended") {
-  Fixture fixture;
+  SegmentMapFixture fixture;
   std::byte* block = fixture.allocate(kMiB);
   const ArenaBlock good = *fixture.arena->lease(block, kReader);
   REQUIRE(fixture.arena->release(good.lease));
@@ -220,7 +220,7 @@ TEST_CASE("what is no sealed memory segment is refused") {
 }
 
 TEST_CASE("a segment that is gone is a lost tensor, its lease is ended, and asking again asks again") {
-  Fixture fixture;
+  SegmentMapFixture fixture;
   std::byte* block = fixture.allocate(kMiB);
   ArenaBlock handle = *fixture.arena->lease(block, kReader);
   handle.segment = 99;
@@ -232,7 +232,7 @@ TEST_CASE("a segment that is gone is a lost tensor, its lease is ended, and aski
 }
 
 TEST_CASE("threads that open one segment at the same time map it once") {
-  Fixture fixture;
+  SegmentMapFixture fixture;
   std::byte* block = fixture.allocate(8 * kMiB);
   std::vector<ArenaBlock> handles;
   for (std::uint64_t i = 0; i < 8; ++i) {
@@ -254,7 +254,7 @@ TEST_CASE("threads that open one segment at the same time map it once") {
 }
 
 TEST_CASE("what an owner that is gone has left is unmapped when nothing points into it any more") {
-  Fixture fixture({.segment_bytes = kMiB});
+  SegmentMapFixture fixture({.segment_bytes = kMiB});
   std::byte* held = fixture.allocate(kMiB);
   std::byte* idle = fixture.allocate(kMiB);
   held[0] = std::byte{5};
@@ -273,7 +273,7 @@ TEST_CASE("what an owner that is gone has left is unmapped when nothing points i
 }
 
 TEST_CASE("segments that nothing points into do not pile up") {
-  Fixture fixture({.segment_bytes = 16 * page_bytes(), .spare_bytes = 0});
+  SegmentMapFixture fixture({.segment_bytes = 16 * page_bytes(), .spare_bytes = 0});
   for (int i = 0; i < 300; ++i) {
     std::byte* block = fixture.allocate(64 * page_bytes());
     REQUIRE(fixture.map->open(*fixture.arena->lease(block, kReader)));
@@ -325,7 +325,7 @@ TEST_CASE("R1: a thousand small segments are kept open under a limit of 256 file
     for (SegmentId id = 1; id <= 1'000; ++id) REQUIRE(kept[id - 1]->data()[0] == static_cast<std::byte>(id % 251));
   }
   {
-    Fixture fixture;
+    SegmentMapFixture fixture;
     std::vector<std::shared_ptr<MappedBlock>> kept;
     for (int i = 0; i < 1'000; ++i) {
       std::byte* block = fixture.allocate(65'537);
@@ -339,7 +339,7 @@ TEST_CASE("R1: a thousand small segments are kept open under a limit of 256 file
 TEST_CASE("R1: an owner at its limit of files gets a typed refusal that names the limit") {
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
-  Fixture fixture({.segment_bytes = 16 * page_bytes()});
+  SegmentMapFixture fixture({.segment_bytes = 16 * page_bytes()});
   std::byte* block = fixture.allocate(16 * page_bytes());
   std::vector<UniqueFd> fill;
   const rlimit low{64, before.rlim_max};
@@ -355,7 +355,7 @@ TEST_CASE("R1: an owner at its limit of files gets a typed refusal that names th
 }
 
 TEST_CASE("R13: two clients lease and release 10,000 times each at once, and no lease is left") {
-  Fixture fixture({.memory_limit = 64 * kMiB});
+  SegmentMapFixture fixture({.memory_limit = 64 * kMiB});
   const auto client = [&](std::string name, std::uint32_t seed) {
     const auto map = SegmentMap::create([&](const ActorId&, SegmentId id) { return fixture.open(id); },
                                         [&](const ActorId&, LeaseId lease) { fixture.arena->release(lease); });
@@ -388,7 +388,7 @@ TEST_CASE("a forked child's copies of blocks end no lease of the parent") {
 #if defined(__SANITIZE_THREAD__)
   std::cout << "skipped: ThreadSanitizer does not support going on after a fork\n";
 #else
-  Fixture fixture;
+  SegmentMapFixture fixture;
   std::byte* memory = fixture.allocate(kMiB);
   auto block = fixture.map->open(*fixture.arena->lease(memory, kReader));
   (*block)->data()[0] = std::byte{7};
@@ -413,13 +413,13 @@ TEST_CASE("a forked child's copies of blocks end no lease of the parent") {
 // -- other processes
 // -----------------------------------------------------------------------------------------------------
 
-std::string open_command(Fixture& fixture, const ArenaBlock& block) {
+std::string open_command(SegmentMapFixture& fixture, const ArenaBlock& block) {
   return "open " + fixture.path(block.segment) + " " + std::to_string(block.segment) + " " +
          std::to_string(block.offset) + " " + std::to_string(block.bytes) + " " + std::to_string(block.lease);
 }
 
 TEST_CASE("another process reads the values; what it writes reaches neither the owner nor another reader") {
-  Fixture fixture;
+  SegmentMapFixture fixture;
   std::byte* block = fixture.allocate(kMiB);
   std::memset(block, 11, kMiB);
   test::PeerProcess first({CALLBOARD_MEMORY_PEER});
@@ -449,7 +449,7 @@ TEST_CASE("another process reads the values; what it writes reaches neither the 
 }
 
 TEST_CASE("another process cannot map shared, write, resize or punch a segment") {
-  Fixture fixture;
+  SegmentMapFixture fixture;
   std::byte* block = fixture.allocate(kMiB);
   block[0] = std::byte{1};
   test::PeerProcess peer({CALLBOARD_MEMORY_PEER});
