@@ -32,6 +32,7 @@ class Checks {
     expand_devices();
     check_paths();
     check_memory();
+    check_kinds();
   }
 
  private:
@@ -183,8 +184,11 @@ class Checks {
       const auto [owner, fresh] = cuda_.try_emplace(device.index, read.label);
       if (!fresh) {
         error(ErrorCode::kConfigConflict, place_of(read, "index"),
-              "GPU " + std::to_string(device.index) + " is named by " + owner->second + " and by " + read.label,
+              "GPU " + std::to_string(device.index) + " is named " +
+                  (owner->second == read.label ? "twice by " + read.label
+                                               : "by " + owner->second + " and by " + read.label),
               "one device actor owns a GPU");
+        return false;  // its name would be the same, and would be told as a second fault
       }
     }
     const Place place = place_of(read, "name");
@@ -235,6 +239,19 @@ class Checks {
                       "the CPU devices may use " + write_size(sum >> 20 << 20) + " together; this machine has " +
                           write_size(machine_.memory_bytes >> 20 << 20),
                       "lower memory_limit, or expect the system to kill processes when all are used in full");
+  }
+
+  /// A warning: the file may be for another machine. Starting it here is refused (check_kinds_here).
+  void check_kinds() {
+    std::set<std::string> told;
+    for (const EntryRead& read : read_.devices) {
+      const std::string& kind = read.entry.kind;
+      if (read.broken || machine_.runs(kind) || !told.insert(kind).second) continue;
+      const Place place = place_of(read, "kind");
+      findings_.warning(ErrorCode::kUnsupported, place.at, place.width,
+                        "this installation has no backend for devices of kind '" + kind + "'",
+                        "the cluster does not start here");
+    }
   }
 
   ClusterRead& read_;

@@ -91,6 +91,11 @@ class TreeBuilder final : public YAML::EventHandler {
 
   std::optional<DocumentNode> take() && { return std::move(root_); }
 
+  /// Where the list or map begins that is being read; none between documents.
+  std::optional<Position> open_collection() const {
+    return stack_.empty() ? std::nullopt : std::optional(stack_.back().node.at);
+  }
+
   void OnDocumentStart(const YAML::Mark& mark) override {
     if (++documents_ < 2) return;
     refuse(lines_.position(mark), "the file holds a second document",
@@ -184,7 +189,8 @@ class TreeBuilder final : public YAML::EventHandler {
   }
   void open(DocumentNode::Kind kind, const YAML::Mark& mark, const std::string& tag) {
     const Position at = lines_.position(mark);
-    if (wants_key()) refuse(at, "a key is a list or a map", "a key is plain text, as in 'key: value'");
+    if (wants_key()) refuse(at, "a key is a list or a map",
+             "a key is plain text, as in 'key: value'; or is the bracket that opens here not closed?");
     if (stack_.size() >= kDocumentDepthMax) {
       refuse(at, "nested deeper than " + std::to_string(kDocumentDepthMax) + " levels", "the cluster file needs 4");
     }
@@ -294,6 +300,14 @@ std::optional<DocumentNode> read_document(std::string_view text, Findings& findi
     return std::nullopt;
   } catch (const YAML::Exception& e) {
     const Position at = lines.position(e.mark);
+    const auto opened = builder.open_collection();
+    if (opened && e.msg.find("flow not found") != std::string::npos) {
+      const std::string bracket = e.msg.find("map") != std::string::npos ? "'{'" : "'['";
+      findings.error(ErrorCode::kConfigSyntax, *opened, 1,
+                     bracket + " is not closed: at line " + std::to_string(at.line) + " it still stands open",
+                     "close it, or look for a comma that is missing before line " + std::to_string(at.line));
+      return std::nullopt;
+    }
     findings.error(ErrorCode::kConfigSyntax, at, 1, "this is not YAML: " + e.msg,
                    syntax_hint(e.msg, lines.line(at.line)));
     return std::nullopt;

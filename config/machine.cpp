@@ -63,6 +63,7 @@ Machine Machine::here() {
   const std::uint64_t installed = installed_bytes();
   machine.memory_bytes = installed == 0 ? 0 : std::min(installed, cgroup_bytes());
   machine.run_root = run_root_rule();
+  machine.device_kinds = {"cpu"};
   return machine;
 }
 

@@ -8,6 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "messages/base/names.h"
+
 namespace callboard::config {
 namespace {
 
@@ -107,21 +109,6 @@ std::string write_in(std::uint64_t value, std::string_view zero, const Unit* uni
     if (value % unit->factor == 0) best = unit;
   }
   return std::to_string(value / best->factor) + std::string(best->name);
-}
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
-  std::iota(last.begin(), last.end(), 0u);
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
-    }
-    std::swap(before, last);
-    std::swap(last, row);
-  }
-  return last[b.size()];
 }
 
 }  // namespace

@@ -259,7 +259,9 @@ std::span<const Section> sections() {
       {"", "A cluster on one machine."},
       {"devices[]",
        "The devices of the cluster, at least one. `devices: [{kind: cpu, count: 2}]` alone is a whole cluster file."},
-      {"restart", "When an actor's process ends by itself."},
+      {"restart",
+       "When a device actor's process ends by itself. The coordinator is never started again: its end, like the node "
+       "actor's, is the end of the cluster, and every device stops."},
       {"restart.backoff", "The first restart is immediate, later ones wait."},
       {"heartbeat", "How an actor that hangs is noticed."},
       {"limits", "Bounds; everything has one."},

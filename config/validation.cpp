@@ -169,6 +169,19 @@ Result<ClusterConfig> parse_cluster(std::string_view text, std::string_view file
   return fail(std::move(error));
 }
 
+Status check_kinds_here(const ClusterConfig& config, const Machine& machine) {
+  for (const DeviceConfig& device : config.devices) {
+    if (machine.runs(device.kind)) continue;
+    std::string kinds;
+    for (const std::string& kind : machine.device_kinds) kinds += (kinds.empty() ? "" : ", ") + kind;
+    return fail(
+        ErrorCode::kUnsupported,
+        "device '" + device.name + "' is of kind '" + device.kind + "', for which this installation has no backend",
+        "kinds here: " + kinds);
+  }
+  return {};
+}
+
 Result<ClusterConfig> load_cluster(const std::string& path) {
   CALLBOARD_ASSIGN(const std::string text, read_cluster_file(path));
   return parse_cluster(text, path);

@@ -35,4 +35,7 @@ std::string format_findings(const Validation& validation, std::string_view text,
 /// hint}]}.
 std::string findings_json(const Validation& validation, std::string_view file);
 
+/// kUnsupported for the first device that this machine cannot run; asked before anything is started.
+Status check_kinds_here(const ClusterConfig& config, const Machine& machine);
+
 }  // namespace callboard::config

@@ -16,7 +16,7 @@ namespace callboard::kernels {
 
 namespace {
 
-constexpr std::size_t kBlockAlignment = 64;        // what ATen's vectorised kernels and oneDNN expect
+constexpr std::size_t kBlockAlignment = 64;   // what ATen's vectorised kernels and oneDNN expect
 constexpr std::uintptr_t kPageMask = 4095;    // arena blocks start on a page
 constexpr std::uint8_t kPriority = 100;       // above whatever LibTorch sets by itself (0)
 constexpr std::uint8_t kChildPriority = 101;  // a forked child takes the ordinary allocator back
@@ -30,7 +30,8 @@ void* heap_allocate(std::size_t bytes) {
   auto* raw = static_cast<char*>(std::malloc(bytes + kBlockAlignment));
   if (raw == nullptr) return nullptr;
   const auto address = reinterpret_cast<std::uintptr_t>(raw);
-  auto* aligned = raw + (kBlockAlignment - address % kBlockAlignment);  // malloc aligns to 16: at least 16 bytes lie in front
+  auto* aligned =
+      raw + (kBlockAlignment - address % kBlockAlignment);  // malloc aligns to 16: at least 16 bytes lie in front
   reinterpret_cast<void**>(aligned)[-1] = raw;
   return aligned;
 }

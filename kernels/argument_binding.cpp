@@ -9,8 +9,8 @@
 #include <ATen/core/jit_type.h>
 #include <c10/util/complex.h>
 
-#include "kernels/nearest_names.h"
 #include "kernels/tensor_convert.h"
+#include "messages/base/names.h"
 
 namespace callboard::kernels {
 

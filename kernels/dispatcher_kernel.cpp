@@ -1,4 +1,5 @@
 #include "kernels/dispatcher_kernel.h"
+#include "messages/base/names.h"
 
 #include <algorithm>
 #include <string>
@@ -8,7 +9,6 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/jit_type.h>
 
-#include "kernels/nearest_names.h"
 
 namespace callboard::kernels {
 

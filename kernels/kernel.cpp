@@ -26,11 +26,6 @@ at::Tensor number_tensor(const c10::IValue& number) {
   return tensor;
 }
 
-std::string_view kind_text(ValueKind kind) {
-  static constexpr std::array<std::string_view, 5> kNames = {"a tensor", "an int", "a float", "a bool", "none"};
-  return kNames[static_cast<std::size_t>(kind)];
-}
-
 bool is_none(const c10::IValue& value) { return value.isNone() || (value.isTensor() && !value.toTensor().defined()); }
 
 bool has_kind(ValueKind kind, const c10::IValue& value) {
@@ -152,7 +147,7 @@ std::optional<std::string> mismatch(const ValueCheck& check, const c10::IValue& 
     return std::nullopt;
   if (check.kind != ValueKind::kTensor && has_kind(check.kind, value)) return std::nullopt;
   const bool tensors = check.kind == ValueKind::kTensor && has_kind(ValueKind::kTensor, value);
-  return "expected " + (tensors ? expected_text(check, exprs, device) : std::string(kind_text(check.kind))) +
+  return "expected " + (tensors ? expected_text(check, exprs, device) : std::string(value_kind_phrase(check.kind))) +
          ", found " + describe(value);
 }
 
@@ -419,6 +414,21 @@ void Kernel::poison_outputs(KernelFrame& frame, const std::shared_ptr<const Erro
   }
 }
 
+/// From the blobs: the list that was made of them may have been moved out of the stack.
+std::string Kernel::describe_list(const KernelFrame& frame, const ArgumentStep& step) const {
+  const std::span<const Slot> slots(arguments_.list.data() + step.first, step.count);
+  std::string text = "[";
+  for (std::size_t i = 0; i < slots.size() && i < kDescribedItemsMax; ++i) {
+    text += i == 0 ? "" : ", ";
+    if (slots[i] == kNoSlot) {
+      text += "none";
+    } else {
+      text += frame.blobs[slots[i]].filled() ? describe(frame.blobs[slots[i]].value()) : "(not there)";
+    }
+  }
+  return text + (slots.size() > kDescribedItemsMax ? ", … " + std::to_string(slots.size()) + " items]" : "]");
+}
+
 std::string Kernel::describe_call(const KernelFrame& frame) const {
   using From = ArgumentStep::From;
   std::string text = "inputs:";
@@ -431,6 +441,10 @@ std::string Kernel::describe_call(const KernelFrame& frame) const {
       text += describe(frame.blobs[step.first].value());
     } else if (step.from == From::kStatic) {
       text += describe(step.constant);
+    } else if (step.from == From::kTensorList || step.from == From::kOptionalTensorList) {
+      text += describe_list(frame, step);
+    } else if (step.from == From::kExpr || step.from == From::kExprAsTensor) {
+      text += std::to_string(expr_value(frame, step.first)) + " (int)";
     } else {
       // What was moved or made for the call is still on the stack unless the operator took it off itself.
       text += i < frame.stack->size() ? describe((*frame.stack)[i]) : "(consumed)";

@@ -164,6 +164,7 @@ class Kernel {
   Error output_error(const std::string& what) const;
   std::shared_ptr<const Error> fail_outputs(KernelFrame& frame, Error error);
   void poison_outputs(KernelFrame& frame, const std::shared_ptr<const Error>& error);
+  std::string describe_list(const KernelFrame& frame, const ArgumentStep& step) const;
   std::string describe_call(const KernelFrame& frame) const;
 
   std::shared_ptr<const KernelInfo> info_;

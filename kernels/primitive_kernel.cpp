@@ -1,4 +1,5 @@
 #include "kernels/primitive_kernel.h"
+#include "messages/base/names.h"
 
 #include <array>
 #include <cmath>
@@ -8,7 +9,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "kernels/nearest_names.h"
 
 namespace callboard::kernels {
 

@@ -34,6 +34,28 @@ Argument::Argument(Argument&& other) noexcept = default;
 Argument& Argument::operator=(const Argument& other) = default;
 Argument& Argument::operator=(Argument&& other) noexcept = default;
 Argument::~Argument() = default;
+std::string_view value_kind_name(ValueKind kind) {
+  switch (kind) {
+    case ValueKind::kTensor: return "tensor";
+    case ValueKind::kInt: return "int";
+    case ValueKind::kFloat: return "float";
+    case ValueKind::kBool: return "bool";
+    case ValueKind::kNone: return "none";
+  }
+  return "unknown";
+}
+
+std::string_view value_kind_phrase(ValueKind kind) {
+  switch (kind) {
+    case ValueKind::kTensor: return "a tensor";
+    case ValueKind::kInt: return "an int";
+    case ValueKind::kFloat: return "a float";
+    case ValueKind::kBool: return "a bool";
+    case ValueKind::kNone: return "None";
+  }
+  return "something unknown";
+}
+
 bool operator==(const Argument& a, const Argument& b) {
   return static_cast<const ArgumentVariant&>(a) == static_cast<const ArgumentVariant&>(b);
 }

@@ -117,6 +117,11 @@ class Argument : public ArgumentVariant {
 
 enum class ValueKind : std::uint8_t { kTensor = 0, kInt = 1, kFloat = 2, kBool = 3, kNone = 4 };
 
+/// "tensor", "int", "float", "bool" or "none".
+std::string_view value_kind_name(ValueKind kind);
+/// For sentences: "a tensor", "an int", "a float", "a bool" or "None".
+std::string_view value_kind_phrase(ValueKind kind);
+
 /// What is declared about a value; checked against what the kernel made (step 5 of Kernel::run) and against inputs at
 /// submit. For a tensor, `dtype` kUndefined or no `sizes` mean "anything".
 struct ValueSpec {

@@ -9,17 +9,6 @@
 namespace callboard {
 namespace {
 
-const char* kind_name(ValueKind kind) {
-  switch (kind) {
-    case ValueKind::kTensor: return "a tensor";
-    case ValueKind::kInt: return "an int";
-    case ValueKind::kFloat: return "a float";
-    case ValueKind::kBool: return "a bool";
-    case ValueKind::kNone: return "None";
-  }
-  return "something unknown";
-}
-
 // -- linear sizes --------------------------------------------------------------------------------------------------
 
 /// factor * (the unknown symbol) + rest.
@@ -161,7 +150,8 @@ class Binder {
     const ValueSpec& spec = specs_[i];
     const InputDescription& input = inputs_[i];
     if (input.kind != spec.kind) {
-      report(input_name(i) + " must be " + kind_name(spec.kind) + ", it is " + kind_name(input.kind));
+      report(input_name(i) + " must be " + std::string(value_kind_phrase(spec.kind)) + ", it is " +
+             std::string(value_kind_phrase(input.kind)));
       return false;
     }
     if (spec.kind != ValueKind::kTensor) return false;

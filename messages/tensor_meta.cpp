@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "messages/base/names.h"
 #include "messages/limits.h"
 
 namespace callboard {
@@ -21,19 +22,6 @@ constexpr std::array<DTypeFacts, kDTypeCount> kDTypes{{
     {"float8_e5m2fnuz", 1}, {"float8_e8m0fnu", 1},
 }};
 static_assert(static_cast<int>(DType::kFloat8E8M0FNU) + 1 == kDTypeCount, "one row for each dtype, in order");
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
-    }
-  }
-  return row[b.size()];
-}
 
 std::string bracketed(const std::vector<std::int64_t>& numbers) {
   std::string text = "[";

@@ -13,11 +13,13 @@
 namespace callboard::actors {
 namespace {
 
+/// kNever without a wait: then the coordinator applies the cluster file's limits.deadline.
 Result<TimePoint> deadline_after(std::optional<Duration> wait) {
-  const Duration duration = wait.value_or(limits::kRequestDeadline);
+  if (!wait) return kNever;
+  const Duration duration = *wait;
   if (duration <= Duration::zero()) {
     return fail(ErrorCode::kBadArgument, "a deadline must lie in the future, it is a duration from now on",
-                "leave it out for the default of two minutes");
+                "leave it out for the cluster file's limits.deadline");
   }
   return after(Clock::now(), std::min<Duration>(duration, limits::kRequestDeadlineMax));
 }
@@ -117,7 +119,7 @@ class ClientImpl final : public Client {
 
   Result<std::string> operation(const std::string& name, const std::string& arguments_json,
                                 std::optional<Duration> deadline) override {
-    CALLBOARD_ASSIGN(const TimePoint until, deadline_after(deadline));
+    CALLBOARD_ASSIGN(const TimePoint until, deadline_after(deadline.value_or(limits::kRequestDeadline)));
     CALLBOARD_ASSIGN(Message answer, core_->ask(Operation{0, name, arguments_json}, until));
     auto* result = std::get_if<OperationResult>(&answer);
     if (result == nullptr)
@@ -153,9 +155,9 @@ class ClientImpl final : public Client {
     LoadProgram message;
     message.program = std::move(graph);
     message.placement = std::move(placement);
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
-    message.deadline_ms = std::max<std::int64_t>(left, 1);
-    CALLBOARD_ASSIGN(Message answer, core_->ask(std::move(message), until));
+    message.deadline_ms = wire_deadline(until, Clock::now());
+    const TimePoint patience = std::min(until, after(Clock::now(), limits::kRequestDeadlineMax));
+    CALLBOARD_ASSIGN(Message answer, core_->ask(std::move(message), patience));
     auto* loaded = std::get_if<ProgramLoaded>(&answer);
     if (loaded == nullptr || loaded->program != key) {
       return fail(ErrorCode::kInternal, "the coordinator loaded another program than the one that was sent",

@@ -275,7 +275,7 @@ Status ClientCore::open_line_on_loop() {
   options.hello.who = self_;
   options.hello.cluster = record_.name;
   options.hello.build = CALLBOARD_VERSION;
-  options.hello.pid = pid_;
+  options.hello.pid = record_.foreign_pids ? 0 : pid_;  // 0: our beats alone say that we live
   options.hello.description = "{}";
   options.endpoint = record_.coordinator_endpoint;
   options.connect_timeout = options_.connect_timeout;

@@ -26,7 +26,16 @@ struct Request {
   TimePoint give_up = kNever;
   bool quiesced = false;  ///< Quiesced overtook the Outcome
   bool cancelled = false;
+  ContentHash program;    ///< of a submit
 };
+
+/// CS-3: the request that brought this error had been given up.
+struct UntoldLoss {
+  RequestSeq request = 0;
+  Error error;
+};
+
+bool says_state_lost(const Outcome& outcome) { return outcome.error && outcome.error->code == ErrorCode::kStateLost; }
 
 bool is_for_caller(Waiting waiting) { return waiting != Waiting::kQuiesced && waiting != Waiting::kBoth; }
 
@@ -64,16 +73,14 @@ class SessionImpl final : public Session {
   Actions submit(Submit message, TimePoint deadline, TimePoint now) override {
     if (message.request == 0) message.request = next_request();
     const RequestSeq request = message.request;
-    if (lost_) {
-      Actions actions;
-      actions.push_back(Completed{request, failed_outcome(request, lost_status(), *lost_)});
-      actions.push_back(InputsFree{request});
-      return actions;
+    if (lost_) return ended_unsent(request, lost_status(), *lost_);
+    if (auto loss = take_untold(message.program)) {
+      return ended_unsent(request, OutcomeStatus::kFailed, std::move(*loss));
     }
+    message.deadline_ms = wire_deadline(deadline, now);
     deadline = std::min(deadline, after(now, limits::kRequestDeadlineMax));
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now).count();
-    message.deadline_ms = std::max<std::int64_t>(left, 1);
     remember(request, Waiting::kOutcome, deadline);
+    requests_[request].program = message.program;
     Actions actions;
     actions.push_back(SendOut{std::move(message)});
     return actions;
@@ -127,7 +134,7 @@ class SessionImpl final : public Session {
 
   void remember(RequestSeq request, Waiting waiting, TimePoint deadline) {
     const TimePoint give_up = after(deadline, kGiveUpAfter);
-    requests_[request] = Request{waiting, give_up, false, false};
+    requests_[request] = Request{waiting, give_up, false, false, {}};
     timers_.emplace(give_up, request);
   }
 
@@ -174,8 +181,11 @@ class SessionImpl final : public Session {
     const bool free = outcome.quiesced || entry.quiesced;
     if (entry.waiting == Waiting::kOutcome) {
       end_timer(request, entry);
+      if (says_state_lost(outcome)) untold_.erase(entry.program);
+      tell_instead_of_results(entry.program, outcome, actions);
       actions.push_back(Completed{request, std::move(outcome)});
     } else {
+      if (says_state_lost(outcome)) untold_[entry.program] = UntoldLoss{request, std::move(*outcome.error)};
       discard(std::move(outcome.outputs), actions);
     }
     entry.waiting = Waiting::kQuiesced;
@@ -248,6 +258,42 @@ class SessionImpl final : public Session {
     requests_.erase(found);
   }
 
+  static Actions ended_unsent(RequestSeq request, OutcomeStatus status, Error error) {
+    Actions actions;
+    actions.push_back(Completed{request, failed_outcome(request, status, std::move(error))});
+    actions.push_back(InputsFree{request});
+    return actions;
+  }
+
+  // -- CS-3. The coordinator tells a loss of state once, before anything that ran on the new state.
+
+  /// For a request that is not sent, unless one that may run on the new state is under way already: that one tells it.
+  std::optional<Error> take_untold(const ContentHash& program) {
+    const auto loss = untold_.find(program);
+    if (loss == untold_.end()) return std::nullopt;
+    const bool others = std::any_of(requests_.upper_bound(loss->second.request), requests_.end(), [&](const auto& one) {
+      return one.second.waiting == Waiting::kOutcome && one.second.program == program;
+    });
+    if (others) return std::nullopt;
+    Error error = std::move(loss->second.error);
+    untold_.erase(loss);
+    return error;
+  }
+
+  void tell_instead_of_results(const ContentHash& program, Outcome& outcome, Actions& actions) {
+    const auto loss = untold_.find(program);
+    const bool shows_new_state =
+        loss != untold_.end() && outcome.status == OutcomeStatus::kOk && outcome.request > loss->second.request;
+    if (!shows_new_state) return;
+    discard(std::exchange(outcome.outputs, {}), actions);
+    outcome.status = OutcomeStatus::kFailed;
+    outcome.error = std::move(loss->second.error);
+    outcome.error->hint = "request " + std::to_string(loss->second.request) +
+                          ", which was to say so, had been given up; this request ran on the new state, its results "
+                          "are dropped";
+    untold_.erase(loss);
+  }
+
   static void discard(std::vector<WireValue> values, Actions& actions) {
     if (!values.empty()) actions.push_back(Discard{std::move(values)});
   }
@@ -256,9 +302,15 @@ class SessionImpl final : public Session {
   Requests requests_;
   std::set<std::pair<TimePoint, RequestSeq>> timers_;  // of those whose caller waits
   std::optional<Error> lost_;
+  std::map<ContentHash, UntoldLoss> untold_;
 };
 
 }  // namespace
+
+std::int64_t wire_deadline(TimePoint deadline, TimePoint now) {
+  if (deadline == kNever) return 0;
+  return std::max<std::int64_t>(std::chrono::ceil<std::chrono::milliseconds>(deadline - now).count(), 1);
+}
 
 std::unique_ptr<Session> Session::create() { return std::make_unique<SessionImpl>(); }
 

@@ -3,6 +3,9 @@
 //   CS-1  Every request ends: by its Outcome, or at the latest kDeadlineExceeded/kCoordinatorLost a fixed time after
 //         its deadline or the loss of the coordinator.
 //   CS-2  Inputs are handed back only when the request is quiesced (or the coordinator is lost).
+//   CS-3  A caller hears of a loss of state (kStateLost) before any result that shows the new state, also where the
+//         request that brought the word had been given up (CS-1). Then the next one of its program brings it: it is not
+//         sent, or, if it ran already, its results are dropped.
 #pragma once
 
 #include <memory>
@@ -13,6 +16,9 @@
 #include "messages/protocol.h"
 
 namespace callboard::actors {
+
+/// What a message says of a deadline: milliseconds left, at least 1; 0 for kNever, where the coordinator applies its own.
+std::int64_t wire_deadline(TimePoint deadline, TimePoint now);
 
 class Session {
  public:
@@ -39,7 +45,7 @@ class Session {
 
   virtual RequestSeq next_request() = 0;
   /// Remembers a request and sends it; `request` (where it is 0) and `deadline_ms` are filled in. A deadline later than
-  /// kRequestDeadlineMax from now is that one. After Lost it completes at once with the loss.
+  /// kRequestDeadlineMax from now is that one; kNever leaves it to the coordinator. After Lost it completes at once with the loss.
   virtual Actions submit(Submit message, TimePoint deadline, TimePoint now) = 0;
   /// LoadProgram (with its `deadline_ms` set by the caller) or Operation; `request` is filled in. Any other message
   /// (UnloadProgram) is only sent.

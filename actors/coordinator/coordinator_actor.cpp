@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "actors/coordinator/coordinator_core.h"
+#include "actors/core/alarm.h"
 #include "actors/core/loop.h"
 #include "actors/core/transport.h"
 #include "messages/base/fd.h"
@@ -66,12 +67,12 @@ class CoordinatorActor {
   bool hand_over(const ActorId& to, Message& message);
   void flush();
   void arm_flush();
-  void arm_tick();
   void watch_parent();
 
   const CoordinatorProcessOptions options_;
   const pid_t parent_;
   std::unique_ptr<Loop> loop_;
+  Alarm tick_{*loop_, [this] { step(CoordinatorCore::Tick{}); }};
   std::unique_ptr<Messenger> messenger_;
   std::unique_ptr<CoordinatorCore> core_;
   std::unique_ptr<Hub> hub_;
@@ -81,8 +82,6 @@ class CoordinatorActor {
   std::map<ActorId, UniqueFd> clients_;           // a pidfd for each client process, readable when it ends
   std::map<ActorId, std::deque<Message>> backlog_;  // what a peer's link has no room for yet
   bool flush_armed_ = false;
-  TimerId tick_ = 0;
-  TimePoint tick_at_ = kNever;
 };
 
 Status CoordinatorActor::start() {
@@ -172,7 +171,7 @@ void CoordinatorActor::step(CoordinatorCore::Event event) {
     for (CoordinatorCore::Action& action : core_->step(std::move(next), Clock::now())) act(std::move(action));
   }
   stepping_ = false;
-  arm_tick();
+  tick_.at(core_->next_tick());
 }
 
 void CoordinatorActor::act(CoordinatorCore::Action action) {
@@ -246,20 +245,6 @@ void CoordinatorActor::arm_flush() {
   if (flush_armed_) return;
   flush_armed_ = true;
   loop_->in(kFlushInterval, [this] { flush(); });
-}
-
-void CoordinatorActor::arm_tick() {
-  const TimePoint next = core_->next_tick();
-  if (next == tick_at_) return;
-  if (tick_ != 0) loop_->cancel(tick_);
-  tick_ = 0;
-  tick_at_ = next;
-  if (next == kNever) return;
-  tick_ = loop_->at(next, [this] {
-    tick_ = 0;
-    tick_at_ = kNever;
-    step(CoordinatorCore::Tick{});
-  });
 }
 
 void CoordinatorActor::watch_parent() {

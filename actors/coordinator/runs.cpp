@@ -6,22 +6,6 @@
 namespace callboard::actors {
 namespace {
 
-std::string_view kind_name(ValueKind kind) {
-  switch (kind) {
-    case ValueKind::kTensor:
-      return "a tensor";
-    case ValueKind::kInt:
-      return "an integer";
-    case ValueKind::kFloat:
-      return "a float";
-    case ValueKind::kBool:
-      return "a bool";
-    case ValueKind::kNone:
-      return "None";
-  }
-  return "something else";
-}
-
 ValueKind kind_of(const WireValue& value) {
   if (std::holds_alternative<TensorHandle>(value)) return ValueKind::kTensor;
   if (std::holds_alternative<std::int64_t>(value)) return ValueKind::kInt;
@@ -112,8 +96,8 @@ std::optional<Error> Runs::objection(const Client& client, const Program* progra
     const InputSpec& input = program->inputs[i];
     const ValueKind kind = kind_of(order.inputs[i]);
     if (kind == input.kind) continue;
-    return Error(ErrorCode::kBadInput, "input '" + input.name + "' is " + std::string(kind_name(kind)) +
-                                           ", the program takes " + std::string(kind_name(input.kind)));
+    return Error(ErrorCode::kBadInput, "input '" + input.name + "' is " + std::string(value_kind_phrase(kind)) +
+                                           ", the program takes " + std::string(value_kind_phrase(input.kind)));
   }
   for (DeviceIndex index : program->devices) {
     const Device& device = members_.device(index);

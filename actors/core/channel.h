@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "actors/core/alarm.h"
 #include "actors/core/link.h"
 #include "actors/core/loop.h"
 
@@ -67,37 +68,6 @@ struct Channel {
   }
 
   TimePoint next_due() const { return open ? std::min(retry_at, link.next_due()) : kNever; }
-};
-
-/// One timer of the loop, moved to the earliest time that anyone asks for.
-class Alarm {
- public:
-  Alarm(Loop& loop, std::function<void()> ring) : loop_(loop), ring_(std::move(ring)) {}
-  ~Alarm() { clear(); }
-  Alarm(const Alarm&) = delete;
-  Alarm& operator=(const Alarm&) = delete;
-
-  void no_later_than(TimePoint when) {
-    if (when >= when_) return;
-    clear();
-    when_ = when;
-    timer_ = loop_.at(when, [this] {
-      when_ = kNever;
-      timer_ = 0;
-      ring_();
-    });
-  }
-  void clear() {
-    if (timer_ != 0) loop_.cancel(timer_);
-    timer_ = 0;
-    when_ = kNever;
-  }
-
- private:
-  Loop& loop_;
-  std::function<void()> ring_;
-  TimePoint when_ = kNever;
-  TimerId timer_ = 0;
 };
 
 }  // namespace callboard::actors

@@ -167,11 +167,18 @@ Result<UniqueFd> lock_directory(const std::string& dir, const std::string& name)
   return fail(ErrorCode::kAddressInUse, "'" + dir + "' is removed as fast as it is made", "try again");
 }
 
+/// "pid:[4026531836]"; empty where /proc does not say.
+std::string pid_namespace() {
+  std::error_code error;
+  return fs::read_symlink("/proc/self/ns/pid", error).string();
+}
+
 Json to_json(const ClusterRecord& record) {
   return Json{{"name", record.name},
               {"run_dir", record.run_dir},
               {"node_pid", record.node_pid},
               {"coordinator_pid", record.coordinator_pid},
+              {"pid_namespace", pid_namespace()},
               {"epoch", record.epoch},
               {"coordinator_endpoint", record.coordinator_endpoint},
               {"memory_socket", record.memory_socket},
@@ -192,6 +199,9 @@ std::optional<ClusterRecord> read_record(const std::string& dir) {
     record.coordinator_endpoint = json.at("coordinator_endpoint").get<std::string>();
     record.memory_socket = json.at("memory_socket").get<std::string>();
     record.version = json.at("version").get<std::string>();
+    const std::string ours = pid_namespace();
+    record.foreign_pids = json.value("pid_namespace", ours) != ours;
+    if (record.foreign_pids) record.node_pid = record.coordinator_pid = 0;
     return record;
   } catch (const Json::exception&) {
     return std::nullopt;  // of another version, or none of ours: not a cluster that we can talk to

@@ -16,6 +16,8 @@ namespace callboard::actors {
 struct ClusterRecord {
   std::string name;
   std::string run_dir;
+  /// It runs in another pid namespace than its reader: the pids are 0 here, since they would name strangers.
+  bool foreign_pids = false;
   std::int64_t node_pid = 0;
   std::int64_t coordinator_pid = 0;
   Epoch epoch = 0;

@@ -13,6 +13,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "actors/core/alarm.h"
 #include "actors/core/loop.h"
 #include "actors/core/memory_lane.h"
 #include "actors/core/run_dir.h"
@@ -67,7 +68,6 @@ class DeviceActor {
   void run_order(kernels::RunOrder order);
   void answer(const DeviceQuery& query);
   Result<std::string> answer_text(const DeviceQuery& query);
-  void arm_tick();
   void beat();
   void trim();
   std::string description() const;
@@ -79,6 +79,7 @@ class DeviceActor {
   const config::DeviceConfig device_;
   const ActorId self_;
   std::unique_ptr<Loop> loop_;
+  Alarm tick_{*loop_, [this] { step(DeviceCore::Tick{}); }};
   std::unique_ptr<Messenger> messenger_;
   std::unique_ptr<DeviceCore> core_;
   kernels::Arena* arena_ = nullptr;  // lives as long as the process
@@ -92,8 +93,6 @@ class DeviceActor {
   std::deque<Message> backlog_;           // for the coordinator, when its link's window is full
   std::deque<DeviceCore::Event> events_;  // not yet stepped; an action may add one
   bool stepping_ = false;
-  TimerId tick_ = 0;
-  TimePoint tick_at_ = kNever;
   std::uint64_t beats_ = 0;
   std::uint64_t finished_at_trim_ = 0;
   bool failed_ = false;
@@ -231,7 +230,7 @@ void DeviceActor::step(DeviceCore::Event event) {
   stepping_ = true;
   drain_events();
   stepping_ = false;
-  arm_tick();
+  tick_.at(core_->next_tick());
 }
 
 void DeviceActor::drain_events() {
@@ -413,20 +412,6 @@ Result<std::string> DeviceActor::answer_text(const DeviceQuery& query) {
     return fail(ErrorCode::kUsage, "there is no device query '" + query.name + "'", "known: describe, memory, trace");
   }
   return result.dump();
-}
-
-void DeviceActor::arm_tick() {
-  const TimePoint next = core_->next_tick();
-  if (next == tick_at_) return;
-  if (tick_ != 0) loop_->cancel(tick_);
-  tick_ = 0;
-  tick_at_ = next;
-  if (next == kNever) return;
-  tick_ = loop_->at(next, [this] {
-    tick_ = 0;
-    tick_at_ = kNever;
-    step(DeviceCore::Tick{});
-  });
 }
 
 void DeviceActor::beat() {

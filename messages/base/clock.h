@@ -13,7 +13,11 @@ constexpr TimePoint kNever = TimePoint::max();
 
 /// now + wait without overflow; a wait that reaches past the end of time gives kNever.
 inline TimePoint after(TimePoint now, Duration wait) {
-  return wait >= kNever - now ? kNever : now + wait;
+  TimePoint::rep sum = 0;
+  if (__builtin_add_overflow(now.time_since_epoch().count(), wait.count(), &sum)) {
+    return wait.count() > 0 ? kNever : TimePoint::min();
+  }
+  return TimePoint(Duration(sum));
 }
 
 }  // namespace callboard

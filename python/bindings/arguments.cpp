@@ -211,25 +211,9 @@ ProgramOutput to_output(const std::string& name, py::handle value) {
 ValueKind to_kind(const std::string& name) {
   for (const ValueKind kind :
        {ValueKind::kTensor, ValueKind::kInt, ValueKind::kFloat, ValueKind::kBool, ValueKind::kNone}) {
-    if (kind_name(kind) == name) return kind;
+    if (value_kind_name(kind) == name) return kind;
   }
   throw py::value_error("'" + name + "' is not a kind of value: tensor, int, float, bool or none");
-}
-
-std::string kind_name(ValueKind kind) {
-  switch (kind) {
-    case ValueKind::kTensor:
-      return "tensor";
-    case ValueKind::kInt:
-      return "int";
-    case ValueKind::kFloat:
-      return "float";
-    case ValueKind::kBool:
-      return "bool";
-    case ValueKind::kNone:
-      return "none";
-  }
-  return "none";
 }
 
 DType to_dtype(const std::string& name) { return value_or_raise(dtype_from_name(name)); }

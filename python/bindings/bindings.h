@@ -62,7 +62,6 @@ std::vector<std::int64_t> to_int_list(py::handle value, const char* what);
 ProgramOutput to_output(const std::string& name, py::handle value);
 Placement to_placement(py::handle value);
 ValueKind to_kind(const std::string& name);
-std::string kind_name(ValueKind kind);
 DType to_dtype(const std::string& name);
 
 /// Consumes a capsule only if it can be taken; `name` is for the error.

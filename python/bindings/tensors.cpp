@@ -204,7 +204,7 @@ py::list input_list(const ProgramGraph& graph) {
     const ValueSpec& spec = graph.values[input.value];
     py::dict dict;
     dict["name"] = input.name;
-    dict["kind"] = kind_name(spec.kind);
+    dict["kind"] = std::string(value_kind_name(spec.kind));
     dict["dtype"] = py::none();
     if (spec.dtype != DType::kUndefined) dict["dtype"] = std::string(dtype_name(spec.dtype));
     dict["sizes"] = py::none();

@@ -20,6 +20,7 @@ _OWN_FOLDER = str(Path(__file__).parent)
 
 # Operators that write to arguments which their schema does not mark: running statistics in training.
 _HIDDEN_WRITES = {"aten::batch_norm": 5, "aten::instance_norm": 5}
+_RESIZES = frozenset(("aten::resize_", "aten::resize_as_", "aten::set_"))
 
 
 class FunctionModule(torch.nn.Module):
@@ -70,6 +71,14 @@ def _functionalised(exported: torch.export.ExportedProgram) -> torch.export.Expo
                 hint="clone one of them, so that each buffer has its own memory",
                 detail=str(error),
             ) from error
+        resized = _resized_arguments(exported)
+        if resized:
+            raise ExportError(
+                f"the module resizes in place what stays in the caller's process: {', '.join(resized)}",
+                hint="resize a tensor of the module's own (x = x.clone() before x.resize_(…)), or make a view or a "
+                "copy of the new size (x[:n], x.reshape(…), torch.nn.functional.pad) and return it",
+                detail=str(error),
+            ) from error
         raise _explained(error) from error
 
 
@@ -80,6 +89,20 @@ def _shared_buffers(exported: torch.export.ExportedProgram) -> list[str]:
         if isinstance(buffer, torch.Tensor) and buffer.numel():
             by_memory.setdefault(buffer.untyped_storage().data_ptr(), []).append(name)
     return next((names for names in by_memory.values() if len(names) > 1), [])
+
+
+def _resized_arguments(exported: torch.export.ExportedProgram) -> list[str]:
+    """Functionalisation gives up on these with a text about its own bookkeeping."""
+    inputs = set(exported.graph_signature.user_inputs)
+    found = {
+        f"argument '{node.args[0].name}' by {node.target._schema.name}": None
+        for node in exported.graph.nodes
+        if node.op == "call_function"
+        and getattr(getattr(node.target, "_schema", None), "name", "") in _RESIZES
+        and isinstance(node.args[0], torch.fx.Node)
+        and node.args[0].name in inputs
+    }
+    return list(found)
 
 
 def needs_functional_form(graph_module: torch.fx.GraphModule) -> bool:
@@ -154,6 +177,11 @@ def _hint(name: str, text: str) -> str:
         return (
             "dynamic_shapes does not agree with what the module does with that dimension: follow the suggested fixes "
             "above, or leave the dimension out to fix it"
+        )
+    if "record_stream" in text or "torch.Stream" in text or "torch.cuda.streams" in text:
+        return (
+            "streams are the device's own matter: leave record_stream, streams and events out of the module's forward; "
+            "a device orders its operators and the reuse of its memory itself"
         )
     if "dynamic_shapes" in text:
         return "dynamic_shapes needs one entry for each argument, by position or by name; None fixes it"

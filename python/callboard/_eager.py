@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,21 +13,32 @@ from torch.utils import _pytree as pytree
 
 from callboard import _native
 from callboard._arguments import ArgumentProblem, Ref, bind, operator_name
+from callboard._checked import shown
 from callboard._structure import Structure, flat_structure
 from callboard.errors import InputError, UnknownOperator, UnsupportedError
 
 
 def find_schema(name: str) -> Any:
-    """The schema of "namespace::name.overload"; UnknownOperator gives the nearest names."""
+    """The schema of "namespace::name.overload"; UnknownOperator gives the overloads or names that there are. Asked
+    before anything is sent.
+    """
+    if not isinstance(name, str):
+        raise InputError(f"the operator is {shown(name)}; allowed: its name and overload, such as \"aten::add.Tensor\"")
     base, _, overload = name.partition(".")
     schemas = torch._C._jit_get_schemas_for_operator(base) if "::" in base else []
     for schema in schemas:
-        if schema.overload_name == overload:
+        if schema.overload_name == overload and _is_dispatched(schema):
             return schema
-    if schemas:
-        known = sorted(operator_name(schema) for schema in schemas)
+    known = [schema for schema in schemas if _is_dispatched(schema)]
+    if known:
         raise UnknownOperator(
-            f"the operator '{base}' has no overload '{overload}'", operator=name, hint=f"there are: {', '.join(known)}"
+            f"the operator '{base}' has no overload '{overload}'" if overload else f"'{name}' names no overload",
+            operator=name,
+            hint=f"there are: {', '.join(_names_to_call(known) or sorted(map(operator_name, known)))}",
+        )
+    if schemas:
+        raise UnknownOperator(
+            f"'{base}' is TorchScript's own, no device has it", operator=name, hint="compute it in Python"
         )
     near = difflib.get_close_matches(name, torch._C._dispatch_get_all_op_names(), n=3)
     raise UnknownOperator(
@@ -35,6 +46,29 @@ def find_schema(name: str) -> Any:
         operator=name,
         hint=f"did you mean {', '.join(near)}?" if near else "names look like aten::add.Tensor",
     )
+
+
+def _is_dispatched(schema: Any) -> bool:
+    """Does the dispatcher have it, as devices do? TorchScript has more: aten::mul without an overload takes numbers."""
+    return bool(torch._C._dispatch_has_kernel(operator_name(schema)))
+
+
+def _names_to_call(schemas: Iterable[Any]) -> list[str]:
+    return sorted(operator_name(schema) for schema in schemas if not schema.is_mutable)
+
+
+def _instead_of(schema: Any) -> str:
+    """What to do instead of an operator that writes to its arguments."""
+    if schema.name == "aten::record_stream":
+        return "leave it out: a device orders the reuse of its memory itself"
+    base = str(schema.name).removesuffix("_")
+    known = [item for item in torch._C._jit_get_schemas_for_operator(base) if _is_dispatched(item)]
+    overload = str(schema.overload_name).removesuffix("out").removesuffix("_")
+    same = [item for item in known if item.overload_name == overload]
+    names = _names_to_call(same) or _names_to_call(known)
+    if not names:
+        return "cluster.compile() a module that calls it on a tensor of its own and returns that"
+    return f"call {' or '.join(names)}, which returns a new tensor"
 
 
 class EagerCall:
@@ -47,7 +81,7 @@ class EagerCall:
             raise UnsupportedError(
                 f"{self.name} writes to its arguments, which stay in this process",
                 operator=self.name,
-                hint="call the variant that returns a new tensor (aten::add.Tensor for aten::add_.Tensor)",
+                hint=_instead_of(self.schema),
             )
         self._leaves, self._spec = pytree.tree_flatten((args, dict(kwargs)))
         self.tensors = [leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor)]

@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -18,9 +17,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from callboard import _native
+from callboard import _checked, _native
+from callboard._launch_folder import LaunchFolder, remove_forgotten
 from callboard.cluster import Cluster
-from callboard.errors import CallboardError, StartError, from_fields
+from callboard.errors import CallboardError, ConfigError, StartError, from_fields
 
 __all__ = ["NodeProcess", "find_program", "launch"]
 
@@ -38,10 +38,12 @@ def launch(config: str | os.PathLike[str] | Mapping[str, Any] | None = None, *, 
 
     config    a cluster file's path or the same as a dict; without one two CPU devices. A dict without a name gets one
               of its own, so that several run side by side
-    timeout   seconds; then, or when a device cannot start, StartError says which and why, and nothing is left behind
+    timeout   seconds, 0.001 to 86400; then, or when a device cannot start, StartError says which and why, and nothing
+              is left behind
 
     The cluster ends with the `with` block, with close(), and with this process, however that ends.
     """
+    seconds = _checked.duration(timeout, "timeout")
     text, origin = _config_text(config)
     try:
         normalized = _native.validate_config(text, origin)
@@ -49,7 +51,7 @@ def launch(config: str | os.PathLike[str] | Mapping[str, Any] | None = None, *, 
         raise from_fields(failure.error) from None
     node = NodeProcess(text, Path(origin).suffix or ".json")
     try:
-        client = _connect(node, time.monotonic() + timeout, timeout)
+        client = _connect(node, time.monotonic() + seconds, seconds)
     except BaseException:
         node.stop()
         raise
@@ -65,10 +67,11 @@ class NodeProcess:
 
     def __init__(self, config: str, suffix: str) -> None:
         program = find_program("callboard")
-        self._folder = tempfile.TemporaryDirectory(prefix="callboard-launch-")
-        file = Path(self._folder.name) / f"cluster{suffix}"
+        remove_forgotten()
+        self._folder = LaunchFolder()
+        file = self._folder.path / f"cluster{suffix}"
         file.write_text(config, encoding="utf-8")
-        self._output = Path(self._folder.name) / "node.log"
+        self._output = self._folder.path / "node.log"
         self.events: collections.deque[dict[str, Any]] = collections.deque(maxlen=_EVENTS_KEPT)
         self.failure: CallboardError | None = None
         self.run_dir = ""
@@ -90,7 +93,7 @@ class NodeProcess:
         except OSError as error:
             os.close(lifeline)
             os.close(status)
-            self._folder.cleanup()
+            self._folder.remove()
             raise StartError(f"{program} could not be started: {error.strerror}") from error
         finally:
             os.close(lifeline_there)
@@ -175,7 +178,7 @@ class NodeProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._folder.cleanup()
+        self._folder.remove()
 
 
 def find_program(name: str) -> str:
@@ -207,8 +210,16 @@ def _config_text(config: str | os.PathLike[str] | Mapping[str, Any] | None) -> t
         config = {"devices": [{"kind": "cpu", "count": 2}]}
     if isinstance(config, Mapping):
         named = {"name": f"python-{os.getpid()}-{next(_UNNAMED)}", **config}
-        return json.dumps(named), "launch"
-    path = Path(config)
+        try:
+            return json.dumps(named), "launch"
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"'config' is {_checked.shown(config)}; allowed: what JSON can say: {error}") from None
+    if not isinstance(config, (str, os.PathLike)):
+        raise ConfigError(
+            f"'config' is {_checked.shown(config)}; allowed: a cluster file's path, a dict as in the file, or None",
+            hint='the smallest dict is {"devices": [{"kind": "cpu", "count": 2}]}',
+        )
+    path = Path(os.fsdecode(config))
     try:
         return path.read_text(encoding="utf-8"), str(path)
     except (OSError, UnicodeDecodeError) as error:

@@ -31,6 +31,8 @@ def to_native(value: Any, name: str) -> Any:
             f"argument '{name}' is a {type(value).__name__}, a tensor is expected",
             hint="torch.as_tensor(x) makes a tensor of an array or a list" if hasattr(value, "__len__") else "",
         )
+    if value.requires_grad and not torch.is_grad_enabled():
+        value = value.detach()  # shares the memory; eager would record nothing either
     if value.requires_grad or value.layout is not torch.strided or not value.is_cpu or value.is_quantized:
         _refuse(value, name)
     if value.is_conj():
@@ -74,7 +76,7 @@ def _refuse(value: torch.Tensor, name: str) -> None:
     if value.requires_grad:
         raise InputError(
             f"argument '{name}' requires grad; a cluster computes no gradients",
-            hint="call x.detach(), or make the tensor under torch.no_grad()",
+            hint="detach it (x.detach()) or run under torch.no_grad()",
         )
     if value.is_quantized:
         raise InputError(f"argument '{name}' is quantized", hint="call x.dequantize()")

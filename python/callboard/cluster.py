@@ -11,13 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from callboard import _native
-from callboard.errors import from_fields
+from callboard import _checked, _native
+from callboard.errors import InputError, from_fields
 
 if TYPE_CHECKING:
     import torch
 
     from callboard._launch import NodeProcess
+    from callboard._native import PlacementDict
     from callboard._trace import TraceRecorder
     from callboard.future import CompletionHub
     from callboard.program import Program
@@ -63,48 +64,53 @@ class Cluster:
         placement        "auto" balances over all devices; "cpu0" puts everything there; ["cpu0", "cpu1"] balances over
                          these; {"cpu0": ["embeddings", "encoder.layer.0"], "cpu1": ["encoder.layer.1"]} places by
                          module prefix, (first, last) node numbers are allowed too
-        timeout          seconds for loading
+        timeout          seconds for loading, 0.001 to 86400; by default two minutes
         """
         # Imports of what needs torch are made where it is needed: a client that only asks for the status is quick.
         from callboard import export as exporter
-        from callboard.program import Program, placement_dict
+        from callboard.program import Program
 
-        where = placement_dict(placement)
-        builder = _native.GraphBuilder(name or str(getattr(module, "__name__", type(module).__name__)))
+        where = _checked.placement_dict(placement)
+        until = _checked.optional_duration(timeout, "timeout")
+        called = str(getattr(module, "__name__", type(module).__name__))
+        builder = _native.GraphBuilder(called if name is None else _checked.text(name, "name", "a str or None"))
         exported = exporter.export(module, args, kwargs, dynamic_shapes)
         forward = getattr(module, "forward", module)
         with _native_errors():
             structure = exporter.build_program(exported, builder, forward=forward, dynamic_shapes=dynamic_shapes)
-            native = self._client.load(builder, where, timeout)
+            native = self._client.load(builder, where, until)
         return Program(native, structure, self._hub, builder=builder, placement=where)
 
     def load(self, path: str | os.PathLike[str], placement: Any = None, *, timeout: float | None = None) -> Program:
         """A program that program.save() wrote; without a placement it goes where it was."""
         from callboard._structure import ANNOTATION, Structure, flat_structure
-        from callboard.program import Program, placement_dict
+        from callboard.program import Program
 
+        file = _checked.path(path, "path")
+        where = None if placement is None else _checked.placement_dict(placement)
+        until = _checked.optional_duration(timeout, "timeout")
         with _native_errors():
-            where = None if placement is None else placement_dict(placement)
-            native = self._client.load_file(os.fspath(path), where, timeout)
+            native = self._client.load_file(file, where, until)
         saved = native.annotations.get(ANNOTATION)
         if saved is not None:
             structure = Structure.loads(saved)
         else:
             names, count = [info["name"] for info in native.inputs], len(native.output_names)
             structure = flat_structure(names, 0 if count == 1 else tuple(range(count)))
-        return Program(native, structure, self._hub, source=Path(path).resolve())
+        return Program(native, structure, self._hub, source=Path(file).resolve())
 
-    def op(self, name: str, *args: Any, placement: str = "auto", **kwargs: Any) -> Any:
+    def op(self, name: str, *args: Any, placement: Any = "auto", **kwargs: Any) -> Any:
         """Runs one operator on a device and gives its result: cluster.op("aten::add.Tensor", a, b, alpha=2)."""
         from callboard._eager import EagerCall
 
+        where = _checked.placement_dict(placement)
         call = EagerCall(name, args, kwargs)
-        return self._eager_program(call, placement)(*call.tensors)
+        return self._eager_program(call, where)(*call.tensors)
 
-    def _eager_program(self, call: Any, placement: str) -> Program:
-        from callboard.program import Program, placement_dict
+    def _eager_program(self, call: Any, where: PlacementDict) -> Program:
+        from callboard.program import Program
 
-        key = (call.key, placement)
+        key = (call.key, repr(where))
         with self._lock:
             program = self._eager.get(key)
             if program is not None:
@@ -113,7 +119,7 @@ class Cluster:
         builder = _native.GraphBuilder(call.name)
         with _native_errors():
             structure = call.build(builder)
-            native = self._client.load(builder, placement_dict(placement))
+            native = self._client.load(builder, where)
         program = Program(native, structure, self._hub)
         with self._lock:
             self._eager[key] = program
@@ -145,8 +151,17 @@ class Cluster:
 
     def operation(self, operation: str, *, timeout: float | None = None, **arguments: Any) -> dict[str, Any]:
         """An entry of the coordinator's table, as the command line has it: operation("restart_actor", name="cpu0")."""
+        name = _checked.text(operation, "operation", "the name of an entry, such as \"status\"")
+        until = _checked.optional_duration(timeout, "timeout")
+        try:
+            encoded = json.dumps(arguments)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"the arguments of operation '{name}' are {_checked.shown(arguments)}; allowed: what JSON can say "
+                f"({error})"
+            ) from None
         with _native_errors():
-            answer = self._client.operation(operation, json.dumps(arguments), timeout)
+            answer = self._client.operation(name, encoded, until)
         result: dict[str, Any] = json.loads(answer)
         return result
 
@@ -158,7 +173,7 @@ class Cluster:
         """`with cluster.trace("run.json"): …` records what the devices do, for ui.perfetto.dev."""
         from callboard._trace import TraceRecorder
 
-        return TraceRecorder(self.operation, self.devices, path)
+        return TraceRecorder(self.operation, self.devices, _checked.path(path, "path"))
 
     def record_until_closed(self, path: str | os.PathLike[str]) -> None:
         """What `tracing: {enabled: true}` in the cluster file asks of launch(): the file is written by close()."""
@@ -217,8 +232,10 @@ class Cluster:
 
 def connect(cluster: str | os.PathLike[str] = "", *, timeout: float = 10.0) -> Cluster:
     """To a running cluster by its name or run directory; without one, to the only one that runs on this host."""
+    address = _checked.path(cluster, "cluster", "a cluster's name or its run directory")
+    seconds = _checked.duration(timeout, "timeout")
     with _native_errors():
-        return Cluster(_native.Client.connect(os.fspath(cluster), timeout))
+        return Cluster(_native.Client.connect(address, seconds))
 
 
 class _native_errors:  # noqa: N801 (a context manager that reads like a function)

@@ -116,7 +116,7 @@ class UnknownOperator(ProgramError):
 
 
 class PlacementError(ProgramError):
-    """The placement names unknown devices or modules, or contradicts itself."""
+    """The placement is none, names unknown devices or modules, or contradicts itself."""
 
     default_code, default_name = 306, "bad_placement"
 
@@ -140,7 +140,7 @@ class ExportError(ProgramError):
 
 
 class InputError(CallboardError, ValueError):
-    """An argument of a call does not fit the program."""
+    """An argument of a call does not fit: the program, or what the call allows (a deadline, a timeout, a path)."""
 
     default_code, default_name = 400, "bad_input"
 

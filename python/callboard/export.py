@@ -30,9 +30,11 @@ import torch
 
 from callboard import _capture
 from callboard._arguments import Argument
+from callboard._checked import shown
 from callboard._convert import Converter
 from callboard._structure import Structure
 from callboard._symbols import Expr
+from callboard.errors import ExportError
 
 __all__ = ["Builder", "build_program", "export"]
 
@@ -81,6 +83,11 @@ def export(
     dynamic_shapes: Any = None,
 ) -> torch.export.ExportedProgram:
     """torch.export without gradients, functionalised where need be; ExportError says what to change in the module."""
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ExportError(
+            f"kwargs is {shown(kwargs)}; allowed: a dict of example arguments by name, or None",
+            hint="kwargs={'mask': mask}",
+        )
     with _EXPORT_LOCK:
         return _capture.capture(module, args, dict(kwargs or {}), dynamic_shapes)
 

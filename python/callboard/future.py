@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from callboard import _native
+from callboard import _checked, _native
 from callboard.errors import DeadlineExceeded, from_fields
 
 if TYPE_CHECKING:
@@ -16,27 +19,53 @@ if TYPE_CHECKING:
 __all__ = ["TensorFuture"]
 
 
+# How often this process was forked off: a child has copies of its parent's futures, but not of the calls.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 class TensorFuture:
-    """The outcome of one call, exactly once: a result or an exception. Any thread may use it; dropping it does not
-    cancel the call.
+    """The outcome of one call, exactly once: a result or an exception. Any thread may use it.
+
+    Keep it until the call has ended: the end of the last reference to an unfinished future cancels the call, as
+    cancel() does, since nobody can ask for its result any more. Otherwise such calls would go on, keep their devices
+    busy and count as in flight, until later ones fail with Overloaded (limits.requests_per_client in the cluster file).
+    So a call that is made only for what it changes in the program's buffers has its future kept, or waited for, too.
+    A result that was fetched stays valid without the future.
     """
 
-    __slots__ = ("__weakref__", "_cache", "_finish", "_hub", "_native")
+    __slots__ = ("__weakref__", "_cache", "_finish", "_forks", "_hub", "_native")
 
     def __init__(self, native: NativeFuture, finish: Callable[[list[Any]], Any], hub: CompletionHub) -> None:
         self._native = native
         self._finish = finish
         self._hub = hub
+        self._forks = _forks
         self._cache: dict[str, Any] = {}
+
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Only posts a message to the client's thread. At the interpreter's end the client's own end does the same; in a
+        # forked child the thread is missing and its locks may be held for ever.
+        with contextlib.suppress(Exception):
+            if "result" not in self._cache and self._forks == _forks and not _is_finalizing():
+                self._native.cancel()
 
     def get(self, timeout: float | None = None) -> Any:
         """The result in the module's own structure; raises what the call failed with. Waits, by default as long as the
         call's own deadline lets it. After `timeout` seconds DeadlineExceeded; the call itself goes on.
         """
+        seconds = None if timeout is None else _checked.wait(timeout, "timeout", "None waits as long as it takes")
         if "result" not in self._cache:
-            if timeout is not None and not self._native.wait(timeout):
+            if seconds is not None and not self._native.wait(seconds):
                 raise DeadlineExceeded(
-                    f"no result within {timeout:g} s; the call goes on", hint="get() again, or cancel() it"
+                    f"no result within {seconds:g} s; the call goes on", hint="get() again, or cancel() it"
                 )
             # Two threads may both finish it; the first result is kept, so that every get() gives the same object.
             return self._cache.setdefault("result", self._finish(self._results()))
@@ -54,7 +83,7 @@ class TensorFuture:
 
     def wait_for(self, seconds: float) -> bool:
         """True if the outcome is there within `seconds`."""
-        return self._native.wait(seconds)
+        return self._native.wait(_checked.wait(seconds, "seconds", "wait() waits as long as it takes"))
 
     def is_ready(self) -> bool:
         """Is the outcome there?"""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from callboard import _native
+from callboard import _checked, _native
 from callboard._structure import Structure
 from callboard._tensors import from_native, to_native
 from callboard.errors import UnsupportedError, from_fields
@@ -16,7 +16,7 @@ from callboard.future import CompletionHub, TensorFuture
 if TYPE_CHECKING:
     from callboard._native import FragmentInfo, NativeFuture, NativeProgram, PlacementDict
 
-__all__ = ["Plan", "Program", "placement_dict"]
+__all__ = ["Plan", "Program"]
 
 
 class Program:
@@ -43,7 +43,15 @@ class Program:
         self._unflatten = structure.unflatten
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs it and gives the result in the module's own structure."""
+        """Runs it and gives the result in the module's own structure.
+
+        Whose memory the results are. A result never shares memory with an argument, with a weight or buffer of the
+        program, or with another call's results, also where the module returns its argument, or a view of it, itself: a
+        write into a result stays in it. Among the results of one call, those that are the same tensor in the module, or
+        views of one another, share memory exactly if one device made them and each is above 64 KiB; smaller ones, and
+        ones that went through another device, are copies of their own. So clone() a result before writing into it where
+        another one of the same call overlaps it and must not change.
+        """
         future = self._submit(args, kwargs, None)
         try:
             results = future.result()
@@ -56,16 +64,17 @@ class Program:
         return self._finish(results)
 
     def submit(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> TensorFuture:
-        """Starts it and returns at once. After `deadline` seconds (without one: the cluster file's) the call ends with
-        DeadlineExceeded, whatever holds it up.
+        """Starts it and returns at once. After `deadline` seconds (0.001 to 86400; without one: the cluster file's) the
+        call ends with DeadlineExceeded, whatever holds it up. Keep the future: without it the call is cancelled.
         """
         return TensorFuture(self._submit(args, kwargs, deadline), self._finish, self._hub)
 
     def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None) -> NativeFuture:
+        until = _checked.optional_duration(deadline, "deadline")
         values = self._structure.flatten(args, kwargs)
         inputs = [to_native(value, name) for value, name in zip(values, self._names, strict=True)]
         try:
-            return self._native.submit(inputs, deadline)
+            return self._native.submit(inputs, until)
         except _native.NativeError as failure:
             raise from_fields(failure.error) from None
 
@@ -88,6 +97,7 @@ class Program:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Program, placement and constants as one safetensors file, for cluster.load(path) and `callboard run`."""
+        target = _checked.path(path, "path")
         if self._structure.unsaved:
             raise UnsupportedError(
                 f"the structure of the program's arguments or results cannot be saved: {self._structure.unsaved}",
@@ -96,11 +106,11 @@ class Program:
             )
         if self._builder is not None:
             try:
-                self._builder.save(os.fspath(path), self._placement)
+                self._builder.save(target, self._placement)
             except _native.NativeError as failure:
                 raise from_fields(failure.error) from None
         elif self._source is not None:
-            Path(path).write_bytes(self._source.read_bytes())
+            Path(target).write_bytes(self._source.read_bytes())
         else:
             raise UnsupportedError("this program was not made from a module or a file")
 
@@ -155,29 +165,6 @@ class Plan(Sequence["FragmentInfo"]):
         return "\n".join(line.rstrip() for line in lines)
 
     __repr__ = __str__
-
-
-def placement_dict(placement: Any) -> PlacementDict:
-    """From what compile() takes: "auto", one device, a list of devices, or {device: module prefixes or node ranges}."""
-    if placement is None or placement == "auto":
-        return {"automatic": True}
-    if isinstance(placement, str):
-        return {"automatic": True, "devices": [placement]}
-    if isinstance(placement, Mapping):
-        rules = []
-        for device, parts in placement.items():
-            listed = [parts] if isinstance(parts, str) else list(parts)
-            rules.append(
-                {
-                    "device": str(device),
-                    "module_prefixes": [part for part in listed if isinstance(part, str)],
-                    "node_ranges": [(int(part[0]), int(part[1])) for part in listed if not isinstance(part, str)],
-                }
-            )
-        return {"automatic": False, "rules": rules}  # type: ignore[typeddict-item]
-    if isinstance(placement, (list, tuple)):
-        return {"automatic": True, "devices": [str(device) for device in placement]}
-    raise TypeError(f"placement is a {type(placement).__name__}; a device name, a list of them or a dict is expected")
 
 
 def _range(first: int, last: int) -> str:

@@ -209,7 +209,7 @@ TEST_CASE("paths are absolute and nothing in them is expanded") {
 }
 
 TEST_CASE("R53: a run directory too long for sockets is found here, with path, length and limit") {
-  Machine machine{0, "/" + std::string(119, 'r')};
+  Machine machine{0, "/" + std::string(119, 'r'), {}};
   const Validation validation = validate_cluster("devices: [{kind: cpu}]", machine);
   REQUIRE(validation.errors == 1);
   CHECK(validation.findings[0].message ==
@@ -219,6 +219,27 @@ TEST_CASE("R53: a run directory too long for sockets is found here, with path, l
   machine.run_root = "/" + std::string(67, 'r');
   CHECK(validate_cluster("devices: [{kind: cpu}]", machine).ok());
   CHECK_FALSE(validate_cluster("name: local-1\ndevices: [{kind: cpu}]", machine).ok());
+}
+
+TEST_CASE("a kind without a backend here is a warning in a file, once, and an error before anything starts") {
+  Machine machine = test::machine();
+  machine.device_kinds = {"cpu"};
+  const Validation validation = validate_cluster("devices: [{kind: cpu}, {kind: cuda}, {kind: cuda}]", machine);
+  CHECK(validation.ok());
+  REQUIRE(validation.warnings == 1);
+  CHECK(validation.findings[0].message == "this installation has no backend for devices of kind 'cuda'");
+  const Status refused = check_kinds_here(validation.config, machine);
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().code == ErrorCode::kUnsupported);
+  CHECK(refused.error().message.find("'cuda0'") != std::string::npos);
+  machine.device_kinds = {"cpu", "cuda"};
+  CHECK(check_kinds_here(validation.config, machine));
+}
+
+TEST_CASE("a GPU that one entry names twice is one fault") {
+  CHECK(findings_of("devices: [{kind: cuda, index: [0, 0]}]\n")
+            .find("GPU 0 is named twice by devices[0] | one device actor owns a GPU\n") != std::string::npos);
+  CHECK(validate("devices: [{kind: cuda, index: [0, 0]}]").errors == 1);
 }
 
 TEST_CASE("memory beyond the machine's is a warning, not an error") {

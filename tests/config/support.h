@@ -8,7 +8,7 @@
 
 namespace callboard::config::test {
 
-inline Machine machine() { return {std::uint64_t{16} << 30, "/run/callboard"}; }
+inline Machine machine() { return {std::uint64_t{16} << 30, "/run/callboard", {}}; }
 
 inline Validation validate(std::string_view text) { return validate_cluster(text, machine()); }
 

@@ -3,14 +3,6 @@
 #include <cstdlib>
 #include <new>
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define CALLBOARD_SANITIZED
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define CALLBOARD_SANITIZED
-#endif
-#endif
-
 namespace {
 thread_local std::size_t largest = 0;
 }  // namespace

@@ -133,12 +133,22 @@ class Encoder(Seeded):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()
-        # torch's matmul folds its operands another way where a weight requires grad, even under no_grad; constants of
-        # a program do not.
-        self.requires_grad_(False)
 
     def forward(self, x):
         return self.layer(x)
+
+
+@case("multihead attention whose weights require grad", (rand(5, 2, 16),))
+class Attention(Seeded):
+    """torch's matmul folds its operands another way where a weight requires grad, even under no_grad."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 4).eval()
+
+    def forward(self, x):
+        output, weights = self.attention(x, x, x)
+        return output, weights
 
 
 @case("lstm", (rand(4, 2, 6),))

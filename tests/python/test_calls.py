@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import signal
 import subprocess
@@ -15,7 +16,8 @@ import pytest
 import torch
 from torch.export import Dim
 
-from callboard import errors
+from callboard import _native, errors
+from callboard._tensors import to_native
 from conftest import SLOW_SIZE, client_environment, eventually, python_command, slow_steps
 from models import rand, same
 
@@ -45,7 +47,11 @@ def slow(shared_cluster: Any) -> Any:
 X, Y = rand(3, 3), rand(6)
 
 BAD = {
-    "requires grad": (lambda: (X.clone().requires_grad_(), Y), "'x' requires grad.*detach"),
+    "requires grad": (
+        lambda: (X.clone().requires_grad_(), Y),
+        r"'x' requires grad.*detach it \(x\.detach\(\)\) or run under torch\.no_grad\(\)",
+    ),
+    "a parameter": (lambda: (torch.nn.Parameter(X), Y), r"'x' requires grad.*torch\.no_grad\(\)"),
     "sparse": (lambda: (X.to_sparse(), Y), "'x' has the layout torch.sparse_coo.*to_dense"),
     "quantized": (lambda: (torch.quantize_per_tensor(X, 0.1, 0, torch.qint8), Y), "'x' is quantized"),
     "on the meta device": (lambda: (X.to("meta"), Y), "'x' is on meta"),
@@ -72,6 +78,26 @@ def test_bad_input_is_refused_before_anything_runs(program: Any, name: str) -> N
     assert re.search(text, message), message
     assert caught.value.code == 400
     assert same(program(X, Y), pair(X, Y)) == ""
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, lambda: torch.set_grad_enabled(False)])
+@pytest.mark.parametrize("make", [lambda x: x.clone().requires_grad_(), lambda x: torch.nn.Parameter(x.clone())])
+def test_what_requires_grad_is_taken_where_no_gradients_are_recorded(program: Any, make: Any, mode: Any) -> None:
+    x = make(X)
+    with mode():
+        assert same(program(x, Y), pair(X, Y)) == ""
+        assert same(program.submit(x, Y).get(), pair(X, Y)) == ""
+    assert x.requires_grad
+    with pytest.raises(errors.InputError, match="requires grad"):
+        program(x, Y)
+
+
+def test_what_requires_grad_goes_in_without_a_copy() -> None:
+    x = torch.nn.Parameter(X.clone())
+    with torch.no_grad():
+        address, *_, owner = to_native(x, "x")
+    assert address == x.data_ptr() == owner.data_ptr()
+    assert not owner.requires_grad
 
 
 def test_an_operator_that_no_device_has_is_refused_with_its_name(cluster: Any) -> None:
@@ -167,6 +193,72 @@ def test_a_call_that_waits_behind_another_can_be_cancelled(slow: Any) -> None:
     assert not first.is_ready()
     first.cancel()
     first.wait()
+
+
+def test_a_dropped_future_cancels_its_call(cluster: Any, slow: Any) -> None:
+    future = slow.submit(rand(SLOW_SIZE, SLOW_SIZE))
+    other = slow.submit(rand(SLOW_SIZE, SLOW_SIZE))
+    eventually(lambda: len(cluster.operation("requests")["requests"]) == 2, "both calls are in flight")
+    native = future._native
+    start = time.monotonic()
+    del future
+    assert time.monotonic() - start < 1  # asked for, not waited for
+    eventually(lambda: len(cluster.operation("requests")["requests"]) == 1, "the dropped call is gone", 10)
+    with pytest.raises(_native.NativeError) as caught:
+        native.result()
+    assert caught.value.error["name"] == "cancelled"
+    assert not other.is_ready()
+    other.cancel()
+    other.wait()
+
+
+def test_a_dropped_future_in_a_cycle_cancels_its_call_when_it_is_collected(cluster: Any, slow: Any) -> None:
+    holder: dict[str, Any] = {"future": slow.submit(rand(SLOW_SIZE, SLOW_SIZE))}
+    holder["self"] = holder
+    eventually(lambda: cluster.operation("requests")["requests"], "the call runs")
+    del holder
+    gc.collect()
+    eventually(lambda: not cluster.operation("requests")["requests"], "the dropped call is gone", 10)
+
+
+def test_a_result_outlives_its_future(program: Any) -> None:
+    assert same(program.submit(X, Y).get(), pair(X, Y)) == ""
+
+
+def test_dropped_calls_do_not_make_later_ones_overloaded(cluster: Any) -> None:
+    """One client has at most 1,024 calls in flight; without the end of dropped ones the 1,025th is refused."""
+    x = rand(1)
+    program = cluster.compile(lambda x: slow_steps(x.expand(SLOW_SIZE, SLOW_SIZE)), (x,), placement="cpu1")
+    kept = program.submit(x)
+    for _ in range(11):
+        natives = [program.submit(x)._native for _ in range(100)]  # each future is dropped at once
+        assert all(native.wait(20) for native in natives)
+    assert not kept.is_ready()
+    kept.cancel()
+    kept.wait()
+
+
+DROPPED = """
+import os, sys, torch, callboard
+cluster = callboard.connect(sys.argv[1])
+program = cluster.load(sys.argv[2])
+future = program.submit(torch.randn(1600, 1600))
+pid = os.fork()
+if pid == 0:
+    del future  # its copy of the parent's future
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), future.wait_for(0.5), flush=True)
+"""
+
+
+def test_a_forked_child_and_the_interpreters_end_drop_futures_in_silence(
+    cluster: Any, slow: Any, tmp_path: Path
+) -> None:
+    slow.save(tmp_path / "slow")
+    command = python_command(DROPPED, cluster.run_dir, str(tmp_path / "slow"))
+    done = subprocess.run(command, env=client_environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 False\n", "")
+    eventually(lambda: not cluster.operation("requests")["requests"], "the client's calls are gone")
 
 
 def test_threads_call_at_the_same_time(program: Any) -> None:
@@ -323,10 +415,43 @@ def test_operators_that_do_not_exist_are_refused_with_near_names(cluster: Any) -
         cluster.op("aten::add.Tensr", X, X)
 
 
+@pytest.mark.parametrize("name", ["aten::mul", "aten::mul.int", "aten::mul.Tensr"])
+def test_an_operator_without_its_overload_is_refused_here_with_those_that_there_are(cluster: Any, name: str) -> None:
+    """TorchScript has aten::mul and aten::mul.int; devices do not."""
+    with pytest.raises(errors.UnknownOperator, match="overload") as caught:
+        cluster.op(name, X, X)
+    assert caught.value.hint == "there are: aten::mul.Scalar, aten::mul.Tensor"
+    assert (caught.value.actor, caught.value.operator) == ("", name)
+
+
+def test_an_operator_of_torchscript_alone_is_refused_here(cluster: Any) -> None:
+    with pytest.raises(errors.UnknownOperator, match="TorchScript's own") as caught:
+        cluster.op("aten::len.t", [1, 2])
+    assert caught.value.actor == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("aten::add_.Tensor", "call aten::add.Tensor, which returns a new tensor"),
+        ("aten::resize_", "call aten::resize, which returns a new tensor"),
+        ("aten::mm.out", "call aten::mm, which returns a new tensor"),
+        ("aten::add.out", "call aten::add.Scalar or aten::add.Tensor, which returns a new tensor"),
+        ("aten::record_stream", "leave it out: a device orders the reuse of its memory itself"),
+        ("aten::__ilshift__.Tensor", "cluster.compile() a module that calls it on a tensor of its own"),
+    ],
+)
+def test_an_operator_that_writes_is_refused_with_what_to_call_instead(cluster: Any, name: str, hint: str) -> None:
+    with pytest.raises(errors.UnsupportedError, match="writes to its arguments") as caught:
+        cluster.op(name, X, X)
+    assert hint in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [
         (lambda c: c.op("aten::add_.Tensor", X, X), errors.UnsupportedError, "writes to its arguments"),
+        (lambda c: c.op(5, X), errors.InputError, "the operator is int 5; allowed: its name"),
         (lambda c: c.op("aten::add.Tensor", X), errors.InputError, "lacks its argument 'other'"),
         (lambda c: c.op("aten::add.Tensor", X, "a"), errors.InputError, "argument 'other': a tensor is expected"),
         (lambda c: c.op("aten::add.Tensor", X, X, aplha=2), errors.InputError, "did you mean 'alpha'"),

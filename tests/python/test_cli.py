@@ -14,8 +14,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from callboard._native import GraphBuilder
 from cli_support import BIN, ROOT, callboard
 
 TWO = str(ROOT / "config/examples/two_cpu.yaml")
@@ -397,3 +399,38 @@ def test_run_without_a_cluster_or_a_program_file_says_so(lab: Lab, tmp_path: pat
     broken = lab("run", str(garbage))
     assert broken.returncode != 0
     assert str(garbage) in broken.stderr
+    array = tmp_path / "x.npy"
+    np.save(array, np.zeros(3, dtype=np.float32))
+    swapped = lab("run", str(array))
+    assert swapped.returncode == 2
+    assert "is an array, not a program" in swapped.stderr
+
+
+def test_an_input_without_a_name_is_a_usage_error_that_says_the_name(lab: Lab, tmp_path: pathlib.Path) -> None:
+    program = tmp_path / "negate.safetensors"
+    builder = GraphBuilder("negate")
+    x = builder.add_input("x", "float32", [3])
+    (y,) = builder.add_node("aten::neg", [("tensor", x)], outputs=[("tensor", "y", "float32", [3])])
+    builder.add_output("y", ("tensor", y))
+    builder.save(str(program))
+    nameless = lab("run", str(program), "--input", "x.npy")
+    assert nameless.returncode == 2, nameless.stderr
+    assert "--input x=x.npy" in nameless.stderr
+
+
+def test_validate_of_a_file_that_is_too_large_is_a_usage_error(tmp_path: pathlib.Path) -> None:
+    large = tmp_path / "large.yaml"
+    large.write_text("# " + "x" * (1 << 20) + "\n")
+    refused = callboard("validate", str(large))
+    assert refused.returncode == 2
+    assert "1048576 bytes" in refused.stderr
+
+
+def test_a_kind_without_a_backend_is_refused_before_anything_starts(lab: Lab, tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "gpu.yaml"
+    file.write_text("devices: [{kind: cuda}]\n")
+    up = lab("up", str(file))
+    assert up.returncode == 1, up.stderr
+    assert "no backend" in up.stderr
+    assert "starting" not in up.stderr
+    assert lab.clusters() == []

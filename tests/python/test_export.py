@@ -165,6 +165,40 @@ def test_a_write_to_an_argument_is_refused() -> None:
         build(WritesInput(), (rand(3),))
 
 
+@pytest.mark.parametrize(
+    ("forward", "operator"),
+    [
+        (lambda x: x.resize_(5, 5) + 1, "aten::resize_"),
+        (lambda x: x.resize_(2, 2) + 1, "aten::resize_"),
+        (lambda x: x.set_(torch.zeros(2, 2)) + 1, "aten::set_"),
+    ],
+)
+def test_a_resize_of_an_argument_is_refused_with_what_to_do_in_the_module(forward, operator) -> None:
+    with pytest.raises(ExportError, match=f"argument 'x' by {operator}") as caught:
+        build(forward, (rand(3, 4),))
+    assert "x = x.clone()" in caught.value.hint
+
+
+@pytest.mark.parametrize("size", [(2, 3), (3, 4)])
+def test_a_resize_of_the_modules_own_tensor_is_what_the_hint_says_and_works(size) -> None:
+    oracle, structure = build(lambda x: x.clone().resize_(*size) + 1, (rand(3, 4),))
+    (y,) = oracle.run(list(structure.flatten((rand(3, 4),), {})))
+    assert torch.equal(y, rand(3, 4).clone().resize_(*size) + 1)
+
+
+def with_stream(x):
+    """Tells the CUDA allocator which stream uses y."""
+    y = x + 1
+    y.record_stream(torch.Stream(device="cpu"))
+    return y
+
+
+def test_record_stream_is_refused_with_what_to_do_in_the_module() -> None:
+    with pytest.raises(ExportError, match="test_export.py:.*record_stream") as caught:
+        build(with_stream, (rand(3),))
+    assert "leave record_stream, streams and events out" in caught.value.hint
+
+
 class SharedState(nn.Module):
     """Two buffers over one memory, one of them written."""
 
@@ -193,6 +227,11 @@ def test_a_module_elsewhere_is_refused() -> None:
 def test_examples_must_be_a_tuple() -> None:
     with pytest.raises(ExportError, match="tuple of example arguments"):
         build(Mlp(), rand(3, 8))
+
+
+def test_example_arguments_by_name_must_be_a_dict() -> None:
+    with pytest.raises(ExportError, match="kwargs is int 5; allowed: a dict"):
+        export.export(Mlp(), (rand(3, 8),), 5)
 
 
 def test_wrong_dynamic_shapes_are_refused_with_advice() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 import torch
 
 
@@ -40,3 +41,50 @@ def test_r6_writing_into_a_result_reaches_no_other_call(cluster: Any) -> None:
     after = program(x)
     for tensor in (before[0], before[1], after[0], after[1]):
         assert torch.equal(tensor, x + 1)
+
+
+class Overlapping(torch.nn.Module):
+    """A tensor, itself again, views of it, the argument, a weight."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size, size))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + 1
+        return y, y, y[:-1], y.t(), x, self.weight
+
+
+def changed_with(results: tuple[torch.Tensor, ...], number: int) -> set[int]:
+    """Which results a write into one of them reaches."""
+    before = [result.clone() for result in results]
+    results[number].fill_(99)
+    return {other for other, was in enumerate(before) if not torch.equal(results[other], was)}
+
+
+@pytest.mark.parametrize(
+    ("size", "placement", "together"),
+    [
+        (512, [(0, 9)], {0, 1, 2, 3}),  # above 64 KiB, one device: as in eager
+        (100, [(0, 9)], set()),  # below: copies
+        (512, [(0, 0)], {0, 1}),  # the views are made by the other device: only the tensor itself is shared
+    ],
+)
+def test_which_results_of_a_call_share_memory(cluster: Any, size: int, placement: Any, together: set[int]) -> None:
+    """As Program.__call__ says it."""
+    x = torch.zeros(size, size)
+    auto = cluster.compile(Overlapping(size), (x,), placement="cpu0")
+    last = auto.plan()[0]["node_ranges"][-1][1]
+    first, end = placement[0][0], min(placement[0][1], last)
+    where = {"cpu0": [(first, end)], **({"cpu1": [(end + 1, last)]} if end < last else {})}
+    program = cluster.compile(Overlapping(size), (x,), placement=where)
+    for number in range(6):
+        reached = changed_with(program(x), number)
+        if number in together:
+            assert reached == together, number
+        elif not together or number in (4, 5):
+            assert reached == {number}, number
+        else:
+            assert not reached & (together | {4, 5}), number
+    assert torch.equal(x, torch.zeros(size, size))
+    assert torch.equal(program(x)[5].detach(), torch.ones(size, size))

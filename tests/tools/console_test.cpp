@@ -50,7 +50,8 @@ TEST_CASE("sizes and times are short") {
   CHECK(size_text(1023) == "1023 B");
   CHECK(size_text(1536) == "1.5 KiB");
   CHECK(size_text(std::uint64_t{512} << 20) == "512 MiB");
-  CHECK(time_text(std::chrono::milliseconds(420)) == "0.4 s");
+  CHECK(time_text(std::chrono::milliseconds(420)) == "420 ms");
+  CHECK(time_text(std::chrono::milliseconds(4'200)) == "4.2 s");
   CHECK(time_text(std::chrono::milliseconds(123'000)) == "2 min 3 s");
 }
 

@@ -167,7 +167,9 @@ std::string size_text(std::uint64_t bytes) {
 std::string time_text(std::chrono::milliseconds time) {
   const auto ms = time.count();
   char text[48];
-  if (ms < 60'000) {
+  if (ms < 1'000) {
+    std::snprintf(text, sizeof text, "%lld ms", static_cast<long long>(ms));
+  } else if (ms < 60'000) {
     std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(ms) / 1000);
   } else {
     std::snprintf(text, sizeof text, "%lld min %lld s", static_cast<long long>(ms / 60'000),

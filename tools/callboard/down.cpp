@@ -50,6 +50,12 @@ class Down {
       return done(flags_.name.empty() ? "no cluster is running" : "no cluster '" + flags_.name + "' is running", false);
     }
     record_ = std::move(*record);
+    if (record_.foreign_pids) {
+      return report(Error(ErrorCode::kEnvironment,
+                          "cluster '" + record_.name + "' runs in another pid namespace: its end cannot be seen",
+                          "run `callboard down` where it was started (the host, or its container)"),
+                    console_);
+    }
     // From here on the number cannot mean another process.
     node_.reset(static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(record_.node_pid), 0)));
     if (!node_ && errno != ESRCH) {

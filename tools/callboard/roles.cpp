@@ -12,6 +12,7 @@
 #include "actors/coordinator/coordinator_actor.h"
 #include "actors/node/node_actor.h"
 #include "config/cluster_config.h"
+#include "config/validation.h"
 #include "messages/base/log.h"
 #include "tools/callboard/commands.h"
 #include "tools/callboard/exit_codes.h"
@@ -44,6 +45,12 @@ void log_into(const std::string& directory) {
 int run_node_role(const NodeFlags& flags, const Console& console) {
   auto config = config::load_cluster(flags.config);
   if (!config) return report(config.error(), console);
+  if (const Status kinds = config::check_kinds_here(*config, config::Machine::here()); !kinds) {
+    return report(kinds.error(), console);
+  }
+  if (const Status kinds = config::check_kinds_here(*config, config::Machine::here()); !kinds) {
+    return report(kinds.error(), console);
+  }
   auto programs = find_programs(flags.device_binary);
   if (!programs) return report(programs.error(), console);
   log::start("node#1", config->log.level);

@@ -37,22 +37,6 @@ struct RunFlags {
   std::vector<std::string> placement;
 };
 
-std::string kind_text(ValueKind kind) {
-  switch (kind) {
-    case ValueKind::kTensor:
-      return "tensor";
-    case ValueKind::kInt:
-      return "int";
-    case ValueKind::kFloat:
-      return "float";
-    case ValueKind::kBool:
-      return "bool";
-    case ValueKind::kNone:
-      return "None";
-  }
-  return "?";
-}
-
 template <class T>
 std::optional<T> parse_number(const std::string& text) {
   T value{};
@@ -86,8 +70,15 @@ Result<ClientValue> read_value(const std::string& name, ValueKind kind, const st
   } else {
     return ClientValue(std::monostate());
   }
-  return fail(ErrorCode::kBadInput, "input '" + name + "' is a " + kind_text(kind) + ", which '" + text + "' is not",
+  return fail(ErrorCode::kBadInput,
+              "input '" + name + "' is a " + std::string(value_kind_name(kind)) + ", which '" + text + "' is not",
               kind == ValueKind::kBool ? "write " + name + "=true or " + name + "=false" : "");
+}
+
+std::string names_of(const std::map<std::string, ValueKind>& kinds) {
+  std::string names;
+  for (const auto& [name, kind] : kinds) names += (names.empty() ? "" : ", ") + name;
+  return names;
 }
 
 /// What the --input options say, by name; a safetensors file without a name gives all its tensors.
@@ -103,6 +94,11 @@ Result<std::map<std::string, ClientValue>> read_inputs(const ProgramGraph& graph
   for (const std::string& option : options) {
     const std::size_t equals = option.find('=');
     if (equals == std::string::npos) {
+      if (!option.ends_with(".safetensors")) {
+        return fail(ErrorCode::kUsage, "--input " + option + " does not say which input it is",
+                    "write --input " + (kinds.empty() ? "NAME" : kinds.begin()->first) + "=" + option +
+                        (kinds.size() > 1 ? "; the inputs are " + names_of(kinds) : ""));
+      }
       CALLBOARD_ASSIGN(NamedTensors tensors, read_safetensors(option));
       for (auto& [name, tensor] : tensors) {
         if (kinds.contains(name)) CALLBOARD_TRY(add(name, std::move(tensor)));
@@ -111,10 +107,8 @@ Result<std::map<std::string, ClientValue>> read_inputs(const ProgramGraph& graph
     }
     const std::string name = option.substr(0, equals);
     if (!kinds.contains(name)) {
-      std::string names;
-      for (const auto& [known, kind] : kinds) names += (names.empty() ? "" : ", ") + known;
       return fail(ErrorCode::kUsage, "the program has no input '" + name + "'",
-                  names.empty() ? "it has none" : "its inputs are " + names);
+                  kinds.empty() ? "it has none" : "its inputs are " + names_of(kinds));
     }
     CALLBOARD_ASSIGN(ClientValue value, read_value(name, kinds[name], option.substr(equals + 1)));
     CALLBOARD_TRY(add(name, std::move(value)));
@@ -131,7 +125,7 @@ Result<std::vector<ClientValue>> ordered_inputs(const ProgramGraph& graph, const
     const auto found = given.find(input.name);
     const ValueSpec& spec = graph.values[input.value];
     if (found == given.end() && spec.kind != ValueKind::kNone)
-      missing += (missing.empty() ? "" : ", ") + input.name + " (" + kind_text(spec.kind) + ")";
+      missing += (missing.empty() ? "" : ", ") + input.name + " (" + std::string(value_kind_name(spec.kind)) + ")";
     out.push_back(found == given.end() ? ClientValue() : std::move(found->second));
   }
   if (missing.empty()) return out;
@@ -199,6 +193,11 @@ class Run {
 
   Status perform() {
     CALLBOARD_ASSIGN(const milliseconds wait, parse_duration("--deadline", flags_.deadline));
+    if (is_npy(flags_.program)) {
+      return fail(
+          ErrorCode::kUsage, "'" + flags_.program + "' is an array, not a program",
+          "PROGRAM is a .safetensors file that program.save() made; arrays are given with --input NAME=FILE.npy");
+    }
     CALLBOARD_ASSIGN(actors::SavedProgram saved, actors::load_program_file(flags_.program));
     if (!flags_.placement.empty()) {
       CALLBOARD_ASSIGN(saved.placement, parse_placement(flags_.placement));

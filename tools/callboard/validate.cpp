@@ -13,7 +13,10 @@ namespace {
 
 int validate(const std::string& file, const Console& console) {
   const auto text = config::read_cluster_file(file);
-  if (!text) return report(text.error(), console);
+  if (!text) {
+    report(text.error(), console);
+    return kExitUsage;
+  }
   const config::Validation validation = config::validate_cluster(*text, config::Machine::here());
   const std::string name = file == "-" ? "<stdin>" : file;
   if (console.json) {

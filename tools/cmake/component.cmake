@@ -13,6 +13,9 @@ endfunction()
 set(CALLBOARD_RUNS_ONCE -O0)
 # For code that waits for people or files, as the command line does.
 set(CALLBOARD_RUNS_SELDOM -O1)
+if(CALLBOARD_SANITIZE)
+  set(CALLBOARD_RUNS_SELDOM -O0)
+endif()
 
 # callboard_test(name SOURCES … [LINK libs…] [LABELS …] [HEAVY] [TIMEOUT s]): one Catch2 program, one ctest entry.
 function(callboard_test name)

@@ -22,6 +22,12 @@ set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
 
 if(CALLBOARD_SANITIZE)
   add_compile_options(-fsanitize=${CALLBOARD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  # The check of vtables opens a pipe for each object that it meets: a process without free descriptors fails it.
+  add_compile_options(-fno-sanitize=vptr)
+  add_compile_definitions(CALLBOARD_SANITIZED)
+  if(CALLBOARD_SANITIZE STREQUAL "thread")
+    add_compile_definitions(CALLBOARD_SANITIZED_THREAD)
+  endif()
   add_link_options(-fsanitize=${CALLBOARD_SANITIZE})
 endif()
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <future>
 
 #include "tests/support/test.h"
 
@@ -80,7 +81,14 @@ FakeCluster::~FakeCluster() {
 }
 
 void FakeCluster::on_message(Handler handler) {
-  loop_->post([this, handler = std::move(handler)] { handler_ = handler; });
+  // Waits: a loop takes what lies in its sockets before what was posted meanwhile, and the next message is for
+  // `handler`.
+  std::promise<void> set;
+  loop_->post([this, &set, handler = std::move(handler)] {
+    handler_ = handler;
+    set.set_value();
+  });
+  set.get_future().wait();
 }
 
 void FakeCluster::send(const ActorId& to, Message message) {

@@ -39,6 +39,23 @@ RequestSeq submit(Session& session, Duration deadline = 10s) {
   return std::get<Submit>(sent.message).request;
 }
 
+const ContentHash kCounter = ContentHash::of("counter", 7);
+
+RequestSeq submit_to(Session& session, const ContentHash& program, Duration deadline = 10s) {
+  Submit order;
+  order.program = program;
+  const auto sent = only<Session::SendOut>(session.submit(std::move(order), kStart + deadline, kStart));
+  return std::get<Submit>(sent.message).request;
+}
+
+Outcome state_lost(RequestSeq request) {
+  Outcome outcome;
+  outcome.request = request;
+  outcome.status = OutcomeStatus::kFailed;
+  outcome.error = Error(ErrorCode::kStateLost, "the state of program 'counter' was lost", "this request did not run");
+  return outcome;
+}
+
 Outcome ok(RequestSeq request, bool quiesced = true) {
   Outcome outcome;
   outcome.request = request;
@@ -58,7 +75,7 @@ TEST_CASE("a request is numbered from one and sent with the time that is left", 
   actions = session->submit({}, kNever, kStart);
   auto second = std::get<Submit>(only<Session::SendOut>(actions).message);
   CHECK(second.request == 2);
-  CHECK(second.deadline_ms == std::chrono::milliseconds(limits::kRequestDeadlineMax).count());
+  CHECK(second.deadline_ms == 0);  // the coordinator's own
   actions = session->submit({}, kStart - 1s, kStart);
   CHECK(std::get<Submit>(only<Session::SendOut>(actions).message).deadline_ms == 1);
   CHECK(session->pending() == 3);
@@ -174,6 +191,70 @@ TEST_CASE("a client that closes ends its requests as cancelled", "[session]") {
   const auto completed = all<Session::Completed>(actions).at(0);
   CHECK(completed.outcome.status == OutcomeStatus::kCancelled);
   CHECK(completed.outcome.error->code == ErrorCode::kCancelled);
+}
+
+TEST_CASE("R39, CS-3: a notice of lost state whose request was given up is told by the next one, which is not sent",
+          "[session]") {
+  auto session = Session::create();
+  const RequestSeq given_up = submit_to(*session, kCounter, 1s);
+  session->step(Session::Tick{}, kStart + 1s + Session::kGiveUpAfter);
+  CHECK(all<Session::Completed>(receive(*session, state_lost(given_up))).empty());
+  submit_to(*session, ContentHash::of("another", 7));
+
+  Submit order;
+  order.program = kCounter;
+  const auto actions = session->submit(order, kStart + 10s, kStart);
+  CHECK(all<Session::SendOut>(actions).empty());
+  CHECK(all<Session::InputsFree>(actions).size() == 1);
+  const auto told = all<Session::Completed>(actions);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].outcome.status == OutcomeStatus::kFailed);
+  CHECK(told[0].outcome.error == state_lost(given_up).error);
+
+  const RequestSeq later = submit_to(*session, kCounter);
+  CHECK(all<Session::Completed>(receive(*session, ok(later))).at(0).outcome.status == OutcomeStatus::kOk);
+}
+
+TEST_CASE("R39, CS-3: a notice of lost state whose request was given up comes before results of those behind it",
+          "[session]") {
+  auto session = Session::create();
+  const RequestSeq before = submit_to(*session, kCounter);
+  const RequestSeq given_up = submit_to(*session, kCounter, 1s);
+  const RequestSeq cancelled = submit_to(*session, kCounter);
+  const RequestSeq behind = submit_to(*session, kCounter);
+  session->step(Session::Tick{}, kStart + 1s + Session::kGiveUpAfter);
+  receive(*session, state_lost(given_up));
+  const RequestSeq last = submit_to(*session, kCounter);
+
+  // Its device had answered before the loss: it shows the old state.
+  CHECK(all<Session::Completed>(receive(*session, ok(before))).at(0).outcome.status == OutcomeStatus::kOk);
+  Outcome end;
+  end.request = cancelled;
+  end.status = OutcomeStatus::kCancelled;
+  end.error = Error(ErrorCode::kCancelled, "cancelled");
+  CHECK(all<Session::Completed>(receive(*session, end)).at(0).outcome == end);
+
+  const auto actions = receive(*session, ok(behind, false));
+  const auto told = all<Session::Completed>(actions);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].outcome.status == OutcomeStatus::kFailed);
+  CHECK(told[0].outcome.error->code == ErrorCode::kStateLost);
+  CHECK(told[0].outcome.error->hint.find("ran on the new state") != std::string::npos);
+  CHECK(told[0].outcome.outputs.empty());
+  CHECK(all<Session::Discard>(actions).at(0).values == ok(behind).outputs);
+  CHECK(all<Session::InputsFree>(actions).empty());
+  CHECK(all<Session::Completed>(receive(*session, ok(last))).at(0).outcome.status == OutcomeStatus::kOk);
+}
+
+TEST_CASE("R39, CS-3: a loss of state that a caller hears of is not told again", "[session]") {
+  auto session = Session::create();
+  const RequestSeq given_up = submit_to(*session, kCounter, 1s);
+  const RequestSeq told = submit_to(*session, kCounter);
+  session->step(Session::Tick{}, kStart + 1s + Session::kGiveUpAfter);
+  receive(*session, state_lost(given_up));
+  CHECK(all<Session::Completed>(receive(*session, state_lost(told))).size() == 1);
+  const RequestSeq later = submit_to(*session, kCounter);
+  CHECK(all<Session::Completed>(receive(*session, ok(later))).at(0).outcome.status == OutcomeStatus::kOk);
 }
 
 TEST_CASE("cancel is sent once, for requests that have no outcome", "[session]") {

@@ -99,7 +99,7 @@ TEST_CASE("the coordinator process answers, is small, links neither LibTorch nor
   const std::string mapped((std::istreambuf_iterator<char>(maps)), {});
   CHECK(mapped.find("libzmq") != std::string::npos);
   for (const char* unwanted : {"libtorch", "libc10", "libpython"}) CHECK(mapped.find(unwanted) == std::string::npos);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if !defined(CALLBOARD_SANITIZED)
   const std::uint64_t resident = resident_kib(process.pid());
   WARN("resident memory of an idle coordinator: " << resident << " KiB");
   CHECK(resident > 0);

@@ -87,7 +87,7 @@ TEST_CASE("a submit that does not fit its program is refused by name") {
   order.inputs = {std::int64_t{3}};
   f.message(f.client, order);
   const Outcome wrong_kind = one_outcome(f, 50);
-  CHECK(has(wrong_kind.error->message, "input 'x' is an integer, the program takes a tensor"));
+  CHECK(has(wrong_kind.error->message, "input 'x' is an int, the program takes a tensor"));
   order.inputs = {CoreFixture::tensor()};
   order.symbols = {1};
   f.message(f.client, order);

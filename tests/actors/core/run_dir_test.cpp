@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <sstream>
 
 #include "actors/core/process.h"
 #include "actors/core/transport.h"
@@ -227,6 +228,32 @@ TEST_CASE("a cluster is found by name, by path, and alone") {
   std::ofstream(b->path + "/cluster.json") << "{\"name\": 3";
   CHECK(find_cluster("b").error().code == ErrorCode::kClusterNotFound);
   CHECK(find_cluster("")->name == "a");
+}
+
+TEST_CASE("R10: pids of a cluster in another pid namespace are not taken for pids of ours") {
+  Root root;
+  auto dir = claim_run_dir("a");
+  REQUIRE(dir);
+  ClusterRecord written = record_for(*dir, "a");
+  written.coordinator_pid = ::getpid();
+  REQUIRE(write_record(written));
+  auto found = find_cluster("a");
+  REQUIRE(found);
+  CHECK_FALSE(found->foreign_pids);
+  CHECK(found->coordinator_pid == ::getpid());
+
+  const std::string path = dir->path + "/cluster.json";
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  std::string record = text.str();
+  const auto at = record.find("pid:[");
+  REQUIRE(at != std::string::npos);
+  std::ofstream(path) << record.replace(at, 5, "pid:[9");
+  found = find_cluster("a");
+  REQUIRE(found);
+  CHECK(found->foreign_pids);
+  CHECK(found->node_pid == 0);
+  CHECK(found->coordinator_pid == 0);
 }
 
 }  // namespace

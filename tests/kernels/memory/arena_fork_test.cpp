@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kBytes = 1u << 20;
 
-#if defined(__SANITIZE_THREAD__)
+#if defined(CALLBOARD_SANITIZED_THREAD)
 constexpr bool kForkTested = false;
 #else
 constexpr bool kForkTested = true;

@@ -385,7 +385,7 @@ TEST_CASE("R13: two clients lease and release 10,000 times each at once, and no 
 }
 
 TEST_CASE("a forked child's copies of blocks end no lease of the parent") {
-#if defined(__SANITIZE_THREAD__)
+#if defined(CALLBOARD_SANITIZED_THREAD)
   std::cout << "skipped: ThreadSanitizer does not support going on after a fork\n";
 #else
   SegmentMapFixture fixture;

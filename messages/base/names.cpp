@@ -1,27 +1,26 @@
-#include "kernels/nearest_names.h"
+#include "messages/base/names.h"
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
-namespace callboard::kernels {
-
-namespace {
+namespace callboard {
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  std::vector<std::size_t> before(b.size() + 1), last(b.size() + 1), row(b.size() + 1);
+  std::iota(last.begin(), last.end(), std::size_t{0});
   for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
+    row[0] = i;
     for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
     }
+    std::swap(before, last);
+    std::swap(last, row);
   }
-  return row[b.size()];
+  return last[b.size()];
 }
-
-}  // namespace
 
 std::vector<std::string> nearest_names(std::string_view wanted, std::span<const std::string> names, std::size_t count) {
   const std::size_t distance_max = wanted.size() / 2;
@@ -39,4 +38,4 @@ std::vector<std::string> nearest_names(std::string_view wanted, std::span<const 
   return result;
 }
 
-}  // namespace callboard::kernels
+}  // namespace callboard
