@@ -1,5 +1,4 @@
 #include "kernels/dispatcher_kernel.h"
-#include "messages/base/names.h"
 
 #include <algorithm>
 #include <string>
@@ -9,6 +8,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/jit_type.h>
 
+#include "messages/base/names.h"
 
 namespace callboard::kernels {
 

@@ -6,6 +6,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
 
 #include "kernels/argument_binding.h"
 #include "kernels/dispatcher_kernel.h"
@@ -281,6 +282,9 @@ class Loader {
         error.message = "constant '" + constant.name + "': " + error.message;
         return fail(std::move(error));
       }
+      // An ordinary tensor, though this is a stream's thread: of an inference tensor's views nobody knows any more that
+      // it requires grad, and that is what matmul goes by.
+      const c10::InferenceMode ordinary(!constant.requires_grad);
       CALLBOARD_ASSIGN(at::Tensor tensor, view_storage(*storage, constant.meta));
       if (constant.requires_grad) tensor.requires_grad_();
       loaded_->constants.push_back({slots_.at(constant.value), std::move(tensor)});

@@ -1,5 +1,4 @@
 #include "kernels/primitive_kernel.h"
-#include "messages/base/names.h"
 
 #include <array>
 #include <cmath>
@@ -9,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "messages/base/names.h"
 
 namespace callboard::kernels {
 

@@ -17,23 +17,43 @@
 
 namespace callboard::actors {
 
-/// What a message says of a deadline: milliseconds left, at least 1; 0 for kNever, where the coordinator applies its own.
+/// What a message says of a deadline: milliseconds left, at least 1; 0 for kNever, where the coordinator applies its
+/// own.
 std::int64_t wire_deadline(TimePoint deadline, TimePoint now);
 
 class Session {
  public:
-  struct FromCoordinator { Message message; };
-  struct Lost { Error why; };
+  struct FromCoordinator {
+    Message message;
+  };
+  struct Lost {
+    Error why;
+  };
   struct Tick {};
   using Event = std::variant<FromCoordinator, Lost, Tick>;
 
-  struct SendOut { Message message; };
-  struct Completed { RequestSeq request = 0; Outcome outcome; };          ///< the future's value
+  struct SendOut {
+    Message message;
+  };
+  struct Completed {
+    RequestSeq request = 0;
+    Outcome outcome;
+  };  ///< the future's value
   /// ProgramLoaded or OperationResult. `late`: nobody waits any more (a program that came too late is to be unloaded).
-  struct Answered { RequestSeq request = 0; Message message; bool late = false; };
-  struct InputsFree { RequestSeq request = 0; };                          ///< CS-2
-  struct Notify { ActorEvent event; };
-  struct Discard { std::vector<WireValue> values; };                   ///< results that nobody waits for: release them
+  struct Answered {
+    RequestSeq request = 0;
+    Message message;
+    bool late = false;
+  };
+  struct InputsFree {
+    RequestSeq request = 0;
+  };  ///< CS-2
+  struct Notify {
+    ActorEvent event;
+  };
+  struct Discard {
+    std::vector<WireValue> values;
+  };  ///< results that nobody waits for: release them
   using Action = std::variant<SendOut, Completed, Answered, InputsFree, Notify, Discard>;
   using Actions = std::vector<Action>;
 
@@ -45,7 +65,8 @@ class Session {
 
   virtual RequestSeq next_request() = 0;
   /// Remembers a request and sends it; `request` (where it is 0) and `deadline_ms` are filled in. A deadline later than
-  /// kRequestDeadlineMax from now is that one; kNever leaves it to the coordinator. After Lost it completes at once with the loss.
+  /// kRequestDeadlineMax from now is that one; kNever leaves it to the coordinator. After Lost it completes at once
+  /// with the loss.
   virtual Actions submit(Submit message, TimePoint deadline, TimePoint now) = 0;
   /// LoadProgram (with its `deadline_ms` set by the caller) or Operation; `request` is filled in. Any other message
   /// (UnloadProgram) is only sent.

@@ -145,7 +145,8 @@ TEST_CASE("a bracket that is not closed is reported where it opens") {
         "before line 2\n");
   CHECK(findings_of("log: {level: info\ndevices: [{kind: cpu}]\n").find("1:6 E200 '{' is not closed") == 0);
   // Here yaml-cpp takes it for a key.
-  CHECK(findings_of("devices:\n- {kind: cpu\n").find("is the bracket that opens here not closed?") != std::string::npos);
+  CHECK(findings_of("devices:\n- {kind: cpu\n").find("is the bracket that opens here not closed?") !=
+        std::string::npos);
 }
 
 TEST_CASE("an empty item of a list is reported where its dash is") {

@@ -95,7 +95,8 @@ class GraphOracle:
         address, size = storage
         raw = (ctypes.c_char * size).from_address(address) if size else b""
         base = torch.frombuffer(raw, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
-        tensor = base.view(getattr(torch, dtype)).as_strided(sizes, strides, offset).requires_grad_(requires_grad)
+        tensor = base.view(getattr(torch, dtype)).as_strided(sizes, strides, offset).detach()
+        tensor.requires_grad_(requires_grad)  # detached: of a view's views only the root says whether they require grad
         value = self._value()
         self.constants[value] = RecordedConstant(name, storage, tensor, owner)
         return value
