@@ -75,6 +75,7 @@ std::string ask(const std::string& run_dir, const std::string& operation) {
   return answer;
 }
 
+#if !defined(CALLBOARD_SANITIZED)
 std::uint64_t resident_kib(std::int64_t pid) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string line; std::getline(status, line);) {
@@ -82,6 +83,7 @@ std::uint64_t resident_kib(std::int64_t pid) {
   }
   return 0;
 }
+#endif
 
 }  // namespace
 
