@@ -20,14 +20,16 @@ TEST_CASE("connecting says why it does not", "[client]") {
   }
   SECTION("the coordinator refuses") {
     FakeCluster::Options fake;
-    fake.admit = [](const Hello& hello) -> Status {
-      CHECK(hello.role == Role::kClient);
+    std::atomic<Role> role{Role::kNode};
+    fake.admit = [&role](const Hello& hello) -> Status {  // on the cluster's thread
+      role = hello.role;
       return fail(ErrorCode::kOverloaded, "too many clients");
     };
     FakeCluster cluster(fake);
     auto refused = Client::connect(options());
     REQUIRE_FALSE(refused);
     CHECK(refused.error().code == ErrorCode::kOverloaded);
+    CHECK(role == Role::kClient);
   }
   SECTION("nobody listens") {
     FakeCluster::Options fake;

@@ -274,10 +274,10 @@ TEST_CASE("the end of the coordinator ends the cluster as a failure, and the log
   TempDir root;
   Cluster cluster(root.path());
   cluster.next("started");
-  REQUIRE(::kill(static_cast<pid_t>(cluster.pids.at("coordinator")), SIGSEGV) == 0);
+  REQUIRE(::kill(static_cast<pid_t>(cluster.pids.at("coordinator")), SIGABRT) == 0);
   const Json failed = cluster.next("failed");
   CHECK(failed["error"]["name"] == "coordinator_lost");
-  CHECK(failed["error"]["message"].get<std::string>().find("signal 11") != std::string::npos);
+  CHECK(failed["error"]["message"].get<std::string>().find("signal 6") != std::string::npos);
   CHECK(failed["logs"] == cluster.run_dir() + "/logs");
   CHECK(cluster.exit_code() == kNodeFailedExit);
   CHECK(fs::exists(cluster.run_dir() + "/logs/cpu0.log"));
