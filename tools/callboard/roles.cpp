@@ -48,9 +48,6 @@ int run_node_role(const NodeFlags& flags, const Console& console) {
   if (const Status kinds = config::check_kinds_here(*config, config::Machine::here()); !kinds) {
     return report(kinds.error(), console);
   }
-  if (const Status kinds = config::check_kinds_here(*config, config::Machine::here()); !kinds) {
-    return report(kinds.error(), console);
-  }
   auto programs = find_programs(flags.device_binary);
   if (!programs) return report(programs.error(), console);
   log::start("node#1", config->log.level);
