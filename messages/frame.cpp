@@ -44,6 +44,10 @@ Error too_large(std::size_t bytes) {
                "larger data travel as tensors in an arena, not inside a message");
 }
 
+Error no_frame() {
+  return Error(ErrorCode::kCorrupted, "a message does not begin with 'CBRD'", "the sender is no Callboard process");
+}
+
 }  // namespace
 
 Status seal_frame(std::string& frame, std::uint16_t type, std::uint16_t version) {
@@ -70,6 +74,14 @@ Result<std::string> make_frame(std::uint16_t type, std::string_view body, std::u
   return frame;
 }
 
+Result<std::size_t> frame_bytes(std::string_view beginning) {
+  if (beginning.size() < kFrameHeaderBytes) return 0;
+  if (std::memcmp(beginning.data(), kMagic, sizeof(kMagic)) != 0) return fail(no_frame());
+  const std::size_t length = get<std::uint32_t>(beginning.data() + kLengthAt);
+  if (length > limits::kMessageBytesMax - kFrameHeaderBytes) return fail(too_large(length));
+  return kFrameHeaderBytes + length;
+}
+
 Result<FrameView> read_frame(std::string_view frame) {
   if (frame.size() > limits::kMessageBytesMax) return fail(too_large(frame.size()));
   if (frame.size() < kFrameHeaderBytes) {
@@ -77,9 +89,7 @@ Result<FrameView> read_frame(std::string_view frame) {
                                            " bytes is shorter than the header of " + std::to_string(kFrameHeaderBytes));
   }
   const char* header = frame.data();
-  if (std::memcmp(header, kMagic, sizeof(kMagic)) != 0) {
-    return fail(ErrorCode::kCorrupted, "a message does not begin with 'CBRD'", "the sender is no Callboard process");
-  }
+  if (std::memcmp(header, kMagic, sizeof(kMagic)) != 0) return fail(no_frame());
   const std::size_t length = get<std::uint32_t>(header + kLengthAt);
   if (length > limits::kMessageBytesMax - kFrameHeaderBytes) return fail(too_large(length));
   const std::string_view body = frame.substr(kFrameHeaderBytes);

@@ -28,6 +28,10 @@ Result<std::string> make_frame(std::uint16_t type, std::string_view body, std::u
 /// The same without a copy: `frame` begins with kFrameHeaderBytes of room, which this fills, and goes on with the body.
 Status seal_frame(std::string& frame, std::uint16_t type, std::uint16_t version = kProtocolVersion);
 
+/// Of a frame that begins with these bytes, header included; 0 where more of the header is needed. kCorrupted (magic),
+/// kTooLarge. For streams, which do not know where a frame ends.
+Result<std::size_t> frame_bytes(std::string_view beginning);
+
 /// kTruncated, kCorrupted (magic, checksum, trailing bytes), kTooLarge. A version other than ours is *not* an error
 /// here, so that the handshake can name both; the caller checks `version` before it decodes the body.
 Result<FrameView> read_frame(std::string_view frame);

@@ -23,6 +23,8 @@ constexpr Duration kDrainAfterEnd = std::chrono::milliseconds(10);
 constexpr Duration kBeatInterval = std::chrono::seconds(5);
 /// Beyond the session's own word: the loop thread may be late.
 constexpr Duration kLoopMargin = std::chrono::seconds(1);
+/// A thread that waits beside another one looks so often whether it has become the only one.
+constexpr Duration kDriveAgain = std::chrono::milliseconds(50);
 
 template <class... F>
 struct Overloaded : F... {
@@ -54,6 +56,8 @@ ActorId new_client_id() {
 }
 
 Error closed_error() { return Error(ErrorCode::kCancelled, "the client is closed", "connect again"); }
+
+Error mailbox_full() { return Error(ErrorCode::kOverloaded, "the client's mailbox is full", "submit more slowly"); }
 
 void block_signals() {
   sigset_t all;
@@ -158,7 +162,7 @@ Status ClientCore::check_usable() const {
 Status ClientCore::post_locked(std::function<void()> task) {
   CALLBOARD_TRY(check_usable());
   if (loop_->post(std::move(task))) return {};
-  return fail(ErrorCode::kOverloaded, "the client's mailbox is full", "submit more slowly");
+  return fail(mailbox_full());
 }
 
 Result<std::shared_ptr<ClientMemory>> ClientCore::memory() const {
@@ -176,32 +180,45 @@ Result<std::shared_ptr<Future>> ClientCore::submit(std::shared_ptr<const Program
                 "wait for some of their futures before you submit more");
   }
   auto order = std::make_shared<Order>();
-  const std::weak_ptr<ClientCore> weak = weak_from_this();
-  order->future = std::make_shared<FutureState>(
-      after(deadline, Session::kGiveUpAfter + kLoopMargin), [weak](std::shared_ptr<FutureState> future) {
-        const auto core = weak.lock();
-        if (!core) return;
-        std::lock_guard lock(core->mutex_);
-        ClientCore* raw = core.get();
-        // A refused post means that the client is closed, which ends the future anyway.
-        static_cast<void>(
-            core->post_locked([raw, future] { raw->apply_on_loop(raw->session_->cancel(future->request)); }));
-      });
+  order->future = std::make_shared<FutureState>(after(deadline, Session::kGiveUpAfter + kLoopMargin), weak_from_this());
   std::shared_ptr<Future> future = order->future;
   order->program = std::move(program);
   order->inputs = std::move(inputs);
   order->known = std::move(known);
   order->deadline = deadline;
-  Status posted;
+  Status sent;
   {
     std::lock_guard lock(mutex_);
-    posted = post_locked([this, order] { submit_on_loop(*order); });
+    sent = check_usable();
   }
-  if (!posted) {
+  // Outside the lock: it may run here and now. After close() it ends in a session that has ended.
+  if (sent && !loop_->run_soon([this, order] { submit_on_loop(*order); })) sent = fail(mailbox_full());
+  if (!sent) {
     in_flight_.fetch_sub(1);
-    return fail(std::move(posted).error());
+    return fail(std::move(sent).error());
   }
   return future;
+}
+
+void ClientCore::cancel(std::shared_ptr<FutureState> future) {
+  std::lock_guard lock(mutex_);
+  // A refused post means that the client is closed, which ends the future anyway.
+  static_cast<void>(post_locked([this, future] { apply_on_loop(session_->cancel(future->request)); }));
+}
+
+void ClientCore::wait(const OneShot<FutureValue>& value, TimePoint until) {
+  if (::getpid() != pid_) return;
+  const auto done = [&value] { return value.is_set(); };
+  while (!done()) {
+    const TimePoint now = Clock::now();
+    if (now >= until) return;
+    if (waiters_.load() == 0 && loop_->drive(done, until)) continue;
+    waiters_.fetch_add(1);
+    loop_->waiter_came();
+    value.wait_until(std::min(until, after(now, kDriveAgain)));
+    loop_->waiter_went();
+    waiters_.fetch_sub(1);
+  }
 }
 
 Result<Message> ClientCore::ask(Message question, TimePoint deadline) {

@@ -39,10 +39,10 @@ struct ProgramInfo {
 
 /// Methods are thread-safe unless they end in _on_loop. Programs and futures may outlive the client: after close()
 /// every call answers kCancelled.
-class ClientCore : public std::enable_shared_from_this<ClientCore> {
+class ClientCore : public FutureHost, public std::enable_shared_from_this<ClientCore> {
  public:
   static Result<std::shared_ptr<ClientCore>> start(ClusterRecord record, Client::Options options);
-  ~ClientCore();
+  ~ClientCore() override;
   /// Ends everything as kCancelled and joins the thread. Idempotent; not from the loop thread.
   void close();
 
@@ -51,6 +51,9 @@ class ClientCore : public std::enable_shared_from_this<ClientCore> {
 
   Result<std::shared_ptr<Future>> submit(std::shared_ptr<const ProgramInfo> program, PackedInputs inputs,
                                          std::vector<std::optional<std::int64_t>> known, TimePoint deadline);
+  void cancel(std::shared_ptr<FutureState> future) override;
+  /// In the loop's place where nobody else waits: the answer then wakes this thread and no other.
+  void wait(const OneShot<FutureValue>& value, TimePoint until) override;
   /// Sends LoadProgram or Operation and waits for the answer.
   Result<Message> ask(Message question, TimePoint deadline);
   void set_event_callback(std::function<void(const ActorEvent&)> callback);
@@ -99,6 +102,7 @@ class ClientCore : public std::enable_shared_from_this<ClientCore> {
   const std::unique_ptr<Loop> loop_;
   OneShot<Status> connected_;
   std::atomic<std::size_t> in_flight_{0};  // accepted, inputs not yet free
+  std::atomic<int> waiters_{0};            // threads that wait for a future without driving the loop
 
   mutable std::mutex mutex_;
   bool closed_ = false;                                // guarded by mutex_

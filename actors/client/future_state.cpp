@@ -4,15 +4,21 @@
 
 namespace callboard::actors {
 
+bool FutureState::wait_until(TimePoint until) const {
+  if (value_.is_set()) return true;
+  if (const auto host = host_.lock()) host->wait(value_, until);
+  return value_.wait_until(until);
+}
+
 bool FutureState::wait_for(Duration wait) const {
-  if (value_.wait_until(std::min(after(Clock::now(), wait), give_up_))) return true;
+  if (wait_until(std::min(after(Clock::now(), wait), give_up_))) return true;
   if (Clock::now() < give_up_) return false;
   expire();
   return true;
 }
 
 FutureValue FutureState::get() {
-  if (!value_.wait_until(give_up_)) expire();
+  if (!wait_until(give_up_)) expire();
   return value_.value();
 }
 
@@ -23,7 +29,8 @@ void FutureState::expire() const {
 }
 
 void FutureState::cancel() {
-  if (!is_ready()) cancel_(shared_from_this());
+  if (is_ready()) return;
+  if (const auto host = host_.lock()) host->cancel(shared_from_this());
 }
 
 }  // namespace callboard::actors

@@ -72,11 +72,21 @@ class OneShot {
 
 using FutureValue = Result<std::shared_ptr<const RequestResult>>;
 
+class FutureState;
+
+/// Who makes futures come true; any thread.
+class FutureHost {
+ public:
+  virtual ~FutureHost() = default;
+  virtual void cancel(std::shared_ptr<FutureState> future) = 0;
+  /// Returns when `value` is set, or `until` has come.
+  virtual void wait(const OneShot<FutureValue>& value, TimePoint until) = 0;
+};
+
 /// The future of a request. `give_up` bounds every wait: the session answers before, unless its thread is stuck.
 class FutureState final : public Future, public std::enable_shared_from_this<FutureState> {
  public:
-  using CancelFn = std::function<void(std::shared_ptr<FutureState>)>;
-  FutureState(TimePoint give_up, CancelFn cancel) : give_up_(give_up), cancel_(std::move(cancel)) {}
+  FutureState(TimePoint give_up, std::weak_ptr<FutureHost> host) : give_up_(give_up), host_(std::move(host)) {}
 
   bool is_ready() const override { return value_.is_set(); }
   bool wait_for(Duration wait) const override;
@@ -88,13 +98,14 @@ class FutureState final : public Future, public std::enable_shared_from_this<Fut
   /// Does somebody wait besides the one holder that asks? Only meaningful on the loop thread, which holds one copy.
   bool has_callbacks() const { return value_.has_callbacks(); }
 
-  RequestSeq request = 0;  ///< loop thread only; 0 until it was sent
+  RequestSeq request = 0;  ///< in the loop's turn only; 0 until it was sent
 
  private:
+  bool wait_until(TimePoint until) const;
   void expire() const;  ///< a value that comes after this is dropped
 
   const TimePoint give_up_;
-  const CancelFn cancel_;
+  const std::weak_ptr<FutureHost> host_;
   mutable OneShot<FutureValue> value_;
 };
 

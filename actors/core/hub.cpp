@@ -1,7 +1,10 @@
 #include "actors/core/transport.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <deque>
+#include <list>
 #include <optional>
 #include <string_view>
 #include <unordered_map>
@@ -9,13 +12,20 @@
 #include <vector>
 
 #include "actors/core/channel.h"
+#include "actors/core/direct_lane.h"
+#include "actors/core/ipc_path.h"
 #include "actors/core/socket.h"
+#include "actors/core/unix_socket.h"
 #include "messages/base/log.h"
 #include "messages/codec.h"
 #include "messages/limits.h"
 
 namespace callboard::actors {
 namespace {
+
+constexpr int kLaneBacklog = 64;
+constexpr std::size_t kNewcomersMax = 64;                    // lanes that have not said hello; the oldest goes first
+constexpr Duration kNewcomerWait = std::chrono::seconds(5);  // for its hello
 
 class ZmqHub final : public Hub {
  public:
@@ -34,12 +44,22 @@ class ZmqHub final : public Hub {
   Counters counters() const override;
 
  private:
+  struct Peer;
+  /// A direct lane: a newcomer's until its hello says whose it is.
+  struct Lane {
+    std::unique_ptr<DirectLane> socket;
+    std::weak_ptr<Peer> peer;
+    TimePoint hello_until = kNever;
+  };
+  using LanePtr = std::shared_ptr<Lane>;
   struct Peer {
     ActorId id;
     std::string routing;
     std::int64_t pid = 0;
     Channel channel;
-    bool gone = false;  // for who holds it across a callback
+    LanePtr lane;
+    bool direct = false;  // sends over the lane
+    bool gone = false;    // for who holds it across a callback
   };
   using PeerPtr = std::shared_ptr<Peer>;
   /// What is known of a name: its newest incarnation, and whether that one has ended.
@@ -52,9 +72,17 @@ class ZmqHub final : public Hub {
     std::size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
   };
 
-  auto putter(const Peer& peer) {
-    return [this, &peer](const Frame& frame) { return put(peer.routing, frame); };
+  auto putter(Peer& peer) {
+    return [this, &peer](const Frame& frame) { return put_to_peer(peer, frame); };
   }
+  Status listen_for_lanes();
+  void accept_lanes();
+  void drop_newcomers(TimePoint now);
+  void on_lane_frame(const LanePtr& lane, std::string_view bytes);
+  void on_lane_hello(const LanePtr& lane, std::string_view bytes);
+  void on_lane_ended(const LanePtr& lane, const std::string& why);
+  void take_lane_if_possible(Peer& peer);
+  bool put_to_peer(Peer& peer, const Frame& frame);
   bool put(std::string_view routing, const Frame& frame);
   void on_ready();
   void on_frame(std::string_view routing, std::string_view bytes);
@@ -79,6 +107,9 @@ class ZmqHub final : public Hub {
   std::shared_ptr<const Events> events_;  // shared, so that a callback may destroy this object
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   Socket socket_;
+  UniqueFd lane_listener_;
+  std::string lane_path_;
+  std::list<LanePtr> newcomers_;                                               // oldest first
   std::unordered_map<std::string, PeerPtr, TextHash, std::equal_to<>> peers_;  // by routing id
   std::unordered_map<std::string, Known> known_;                               // by name
   std::deque<std::string> known_order_;
@@ -89,18 +120,106 @@ class ZmqHub final : public Hub {
 ZmqHub::~ZmqHub() {
   if (socket_.native() == nullptr) return;
   loop_.unwatch_socket(socket_.native());
+  if (lane_listener_) {
+    loop_.unwatch(lane_listener_.get());
+    ::unlink(lane_path_.c_str());
+  }
   for (const auto& [routing, peer] : peers_) {
-    if (peer->channel.open) put_unnumbered(routing, Bye{"the other side ended"});
+    if (!peer->channel.open) continue;
+    if (auto bye = peer->channel.link.send_once(Bye{"the other side ended"})) put_to_peer(*peer, *bye);
   }
 }
 
 Status ZmqHub::open() {
   CALLBOARD_TRY(socket_.bind(options_.endpoint));
   loop_.watch_socket(socket_.native(), [this] { on_ready(); });
+  return listen_for_lanes();
+}
+
+Status ZmqHub::listen_for_lanes() {
+  lane_path_ = options_.direct ? direct_lane_path(ipc_path_of(options_.endpoint)) : std::string();
+  if (lane_path_.empty()) return {};
+  CALLBOARD_ASSIGN(lane_listener_, listen_stream(lane_path_, kLaneBacklog));
+  loop_.watch(lane_listener_.get(), [this] { accept_lanes(); });
   return {};
 }
 
+void ZmqHub::accept_lanes() {
+  const TimePoint now = Clock::now();
+  while (UniqueFd socket = accept_waiting(lane_listener_.get())) {
+    const auto uid = peer_uid(socket.get());
+    if (!uid || *uid != ::geteuid()) {
+      ++counters_.refused_frames;
+      continue;
+    }
+    if (newcomers_.size() >= kNewcomersMax) newcomers_.pop_front();
+    const auto lane = std::make_shared<Lane>();
+    const std::weak_ptr<Lane> weak = lane;
+    DirectLane::Events events;
+    events.frame = [this, weak](std::string_view frame) {
+      if (const LanePtr alive = weak.lock()) on_lane_frame(alive, frame);
+    };
+    events.ended = [this, weak](const std::string& why) {
+      if (const LanePtr alive = weak.lock()) on_lane_ended(alive, why);
+    };
+    lane->socket = std::make_unique<DirectLane>(loop_, std::move(socket), std::move(events));
+    lane->hello_until = after(now, kNewcomerWait);
+    alarm_.no_later_than(lane->hello_until);
+    newcomers_.push_back(lane);
+  }
+}
+
+void ZmqHub::drop_newcomers(TimePoint now) {
+  while (!newcomers_.empty() && newcomers_.front()->hello_until <= now) newcomers_.pop_front();
+  if (!newcomers_.empty()) alarm_.no_later_than(newcomers_.front()->hello_until);
+}
+
+void ZmqHub::on_lane_frame(const LanePtr& lane, std::string_view bytes) {
+  ++counters_.frames_in;
+  if (const PeerPtr peer = lane->peer.lock()) return on_frame(peer->routing, bytes);
+  on_lane_hello(lane, bytes);
+}
+
+/// Whom we welcomed over ZeroMQ, and nobody else, may have a lane: refusals are said there.
+void ZmqHub::on_lane_hello(const LanePtr& lane, std::string_view bytes) {
+  newcomers_.remove(lane);  // whoever says something else first is dropped with it
+  const Result<Packet> packet = decode_packet(bytes);
+  const auto* hello = packet ? std::get_if<Hello>(&packet->message) : nullptr;
+  const auto found = hello != nullptr ? peers_.find(hello->who.to_string()) : peers_.end();
+  if (found == peers_.end() || found->second->pid != hello->pid || !found->second->channel.open) {
+    ++counters_.refused_frames;
+    return;
+  }
+  lane->peer = found->second;
+  found->second->lane = lane;
+  found->second->direct = false;
+}
+
+void ZmqHub::on_lane_ended(const LanePtr& lane, const std::string& why) {
+  newcomers_.remove(lane);
+  const PeerPtr peer = lane->peer.lock();
+  if (!peer || peer->lane != lane) return;
+  log::debug("direct_lane_ended", peer->id.to_string() + ": " + why);
+  peer->direct = false;
+  peer->lane.reset();
+}
+
+/// Only with nothing under way over ZeroMQ: what overtakes a message by more than the link keeps would be resent late.
+void ZmqHub::take_lane_if_possible(Peer& peer) {
+  if (!peer.direct && peer.lane && peer.channel.waiting.empty() && peer.channel.link.unacknowledged() == 0) {
+    peer.direct = true;
+  }
+}
+
+bool ZmqHub::put_to_peer(Peer& peer, const Frame& frame) {
+  if (!peer.direct) return put(peer.routing, frame);
+  if (!peer.lane->socket->put(frame)) return false;
+  ++counters_.frames_out;
+  return true;
+}
+
 bool ZmqHub::put(std::string_view routing, const Frame& frame) {
+  loop_.socket_used();
   if (!socket_.put_to(routing, frame)) return false;
   ++counters_.frames_out;
   return true;
@@ -120,6 +239,7 @@ Status ZmqHub::send(const ActorId& to, const Message& message) {
   if (found == peers_.end()) return fail(unknown(to));
   Peer& peer = *found->second;
   const TimePoint now = Clock::now();
+  take_lane_if_possible(peer);
   CALLBOARD_ASSIGN(Frame frame, peer.channel.link.send(message, now));
   peer.channel.send(std::move(frame), now, putter(peer));
   alarm_.no_later_than(peer.channel.next_due());
@@ -264,8 +384,8 @@ void ZmqHub::on_hello(std::string_view routing, const Hello& hello) {
     return refuse(key, Error(ErrorCode::kOverloaded, options_.self.to_string() + " has its " +
                                                          std::to_string(options_.peers_max) + " peers already"));
   }
-  auto peer =
-      std::make_shared<Peer>(Peer{hello.who, key, hello.pid, Channel{Link(options_.self, hello.who, options_.link)}});
+  auto peer = std::make_shared<Peer>(
+      Peer{hello.who, key, hello.pid, Channel{Link(options_.self, hello.who, options_.link)}, nullptr});
   peer->channel.link.set_epoch(options_.epoch);
   peers_.emplace(key, peer);
   const Status admitted = events->hello ? events->hello(hello) : Status();
@@ -334,6 +454,7 @@ void ZmqHub::lose(const PeerPtr& peer, Error why) {
 void ZmqHub::on_alarm() {
   const std::weak_ptr<int> alive = alive_;
   const TimePoint now = Clock::now();
+  drop_newcomers(now);
   std::vector<PeerPtr> lost;
   for (const auto& [routing, peer] : peers_) {
     if (!peer->channel.on_time(now, putter(*peer))) lost.push_back(peer);

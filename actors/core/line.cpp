@@ -6,7 +6,10 @@
 #include <utility>
 
 #include "actors/core/channel.h"
+#include "actors/core/direct_lane.h"
+#include "actors/core/ipc_path.h"
 #include "actors/core/socket.h"
+#include "actors/core/unix_socket.h"
 #include "messages/base/log.h"
 #include "messages/codec.h"
 
@@ -30,11 +33,14 @@ class ZmqLine final : public Line {
   Status send(const Message& message) override;
   Status send_once(const Message& message) override;
   bool connected() const override { return channel_.open && !lost_; }
+  bool direct() const override { return lane_ != nullptr; }
 
  private:
   auto putter() {
-    return [this](const Frame& frame) { return socket_.put(frame); };
+    return [this](const Frame& frame) { return put(frame); };
   }
+  bool put(const Frame& frame);
+  void open_lane();
   void on_ready();
   void on_frame(std::string_view bytes);
   void on_answer(const Packet& packet);
@@ -49,6 +55,7 @@ class ZmqLine final : public Line {
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   Channel channel_;
   Socket socket_;
+  std::unique_ptr<DirectLane> lane_;
   Frame hello_;
   TimePoint hello_at_ = kNever;
   TimePoint deadline_ = kNever;  // of the Welcome
@@ -56,6 +63,28 @@ class ZmqLine final : public Line {
   std::optional<Error> lost_;
   Alarm alarm_;
 };
+
+bool ZmqLine::put(const Frame& frame) {
+  if (lane_) return lane_->put(frame);
+  loop_.socket_used();
+  return socket_.put(frame);
+}
+
+/// Nothing numbered has been sent yet, so that nothing can overtake it.
+void ZmqLine::open_lane() {
+  const std::string path = options_.direct ? direct_lane_path(ipc_path_of(options_.endpoint)) : std::string();
+  if (path.empty()) return;
+  Result<UniqueFd> socket = connect_stream(path);
+  if (!socket) return log::debug("no_direct_lane", socket.error().message);
+  DirectLane::Events events;
+  events.frame = [this](std::string_view frame) { on_frame(frame); };
+  events.ended = [this](const std::string& why) {
+    log::debug("direct_lane_ended", channel_.link.peer().to_string() + ": " + why);
+    lane_.reset();
+  };
+  lane_ = std::make_unique<DirectLane>(loop_, std::move(*socket), std::move(events));
+  lane_->put(hello_);
+}
 
 ZmqLine::~ZmqLine() {
   if (socket_.native() != nullptr) loop_.unwatch_socket(socket_.native());
@@ -80,7 +109,7 @@ Status ZmqLine::open() {
 }
 
 void ZmqLine::say_hello(TimePoint now) {
-  putter()(hello_);
+  put(hello_);
   hello_at_ = after(now, kHelloAgain);
 }
 
@@ -133,6 +162,7 @@ void ZmqLine::on_frame(std::string_view bytes) {
     if (events->message) events->message(std::move(message));
     if (alive.expired() || lost_) return;
   }
+  set_alarm();
 }
 
 void ZmqLine::on_answer(const Packet& packet) {
@@ -143,6 +173,7 @@ void ZmqLine::on_answer(const Packet& packet) {
   channel_.link.set_epoch(epoch_);
   channel_.link.set_peer(welcome->coordinator);
   channel_.open = true;
+  open_lane();
   channel_.flush(Clock::now(), putter());
   const auto events = events_;
   if (events->welcome) events->welcome(*welcome);
@@ -171,6 +202,7 @@ void ZmqLine::set_alarm() {
 void ZmqLine::lose(Error why) {
   const auto events = events_;
   lost_ = why;
+  lane_.reset();
   loop_.unwatch_socket(socket_.native());
   alarm_.clear();
   if (events->lost) events->lost(why);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <condition_variable>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -25,6 +26,12 @@ namespace callboard::actors {
 namespace {
 
 constexpr std::size_t kMailboxMax = 65'536;
+/// A thread that drove the loop is likely to come back: so long nobody polls, and it finds the place free.
+constexpr Duration kDriverMayReturn = std::chrono::milliseconds(1);
+/// How long the loop's thread sleeps while another one drives before it looks again.
+constexpr Duration kLookAgain = std::chrono::milliseconds(2);
+/// For the loop's thread to leave its poll.
+constexpr Duration kHandOverWait = std::chrono::milliseconds(100);
 
 using Task = std::function<void()>;
 
@@ -43,7 +50,8 @@ struct Watch {
   int fd = -1;
   void* socket = nullptr;  // of ZeroMQ, or null for a plain descriptor
   Task ready;
-  bool active = true;       // false once unwatched: the callback may do that to itself or to another
+  bool active = true;  // false once unwatched: the callback may do that to itself or to another
+  bool for_writing = false;
   bool has_events = false;  // of a socket: asked before the wait
 };
 
@@ -58,38 +66,75 @@ class PollLoop final : public Loop {
   void run() override;
   void stop() override;
   bool post(Task task) override;
+  bool run_soon(Task task) override;
+  bool drive(const std::function<bool()>& done, TimePoint until) override;
+  void waiter_came() override { waiters_.fetch_add(1); }
+  void waiter_went() override { waiters_.fetch_sub(1); }
   TimerId at(TimePoint when, Task task) override;
   void cancel(TimerId timer) override;
   void watch(int fd, Task ready) override;
+  void watch_for_writing(int fd, bool on) override;
   void unwatch(int fd) override;
+  void before_park(Task task) override;
   void watch_socket(void* zmq_socket, Task ready) override;
   void unwatch_socket(void* zmq_socket) override;
-  bool on_loop_thread() const override { return thread_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+  void socket_used() override { socket_used_ = true; }
+  bool on_loop_thread() const override { return holder_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
 
  private:
   void check_thread() const {
-    CALLBOARD_CHECK(thread_.load(std::memory_order_relaxed) == std::thread::id() || on_loop_thread(),
-                    "only post() and stop() may be called from another thread than the loop's");
+    CALLBOARD_CHECK(!running_now_.load(std::memory_order_relaxed) || on_loop_thread(),
+                    "only post(), run_soon(), drive() and stop() may be called outside the loop's turn");
   }
   void wake() noexcept;
+  void wake_poller();
+  void take_turn();
+  void give_turn();
+  void iterate(TimePoint until);
+  void let_guest_drive();
+  bool enter_as_guest(TimePoint until);
+  void leave_as_guest();
   void add(std::shared_ptr<Watch> watch);
   template <class Match>
   void remove(Match match);
   void run_mailbox();
+  bool mailbox_empty();
   void run_timers();
-  void wait();
+  void run_before_park();
+  void wait(TimePoint until);
   bool sockets_have_events();
-  Duration time_to_next_timer() const;
+  TimePoint next_timer() const { return timers_.empty() ? kNever : timers_.begin()->first.first; }
   void dispatch();
 
   UniqueFd wake_;
   std::atomic<bool> stopping_{false};
-  std::atomic<std::thread::id> thread_{};
+  std::atomic<bool> running_now_{false};
+
+  // -- the turn: whoever has it may touch everything below that has no other owner
+  std::mutex turn_;
+  std::atomic<std::thread::id> holder_{};  // of turn_
+  bool parked_ = false;                    // somebody polls, or nobody does for a moment; guarded by turn_
+  TimePoint parked_until_ = kNever;        // guarded by turn_
+
+  // -- who polls: the loop's thread or one guest; a mutex of its own, never taken inside the turn
+  enum class Poller { kHost, kGuest, kNobody };
+  std::mutex role_;
+  std::condition_variable role_changed_;
+  Poller poller_ = Poller::kNobody;          // guarded by role_
+  TimePoint guest_left_ = TimePoint::min();  // guarded by role_
+  bool host_wanted_ = false;                 // guarded by role_: something came while nobody polled
+  std::atomic<bool> guest_present_{false};   // written under role_
+  std::atomic<bool> nobody_polls_{false};    // written under role_
+  std::atomic<int> waiters_{0};
 
   std::mutex mutex_;
   std::vector<Task> mailbox_;  // guarded by mutex_
   bool closed_ = false;        // guarded by mutex_
   std::vector<Task> running_;  // swapped with mailbox_, so that both keep their capacity
+
+  std::vector<Task> before_park_;
+  std::vector<Task> parking_;  // swapped with before_park_
+  bool socket_used_ = false;
 
   TimerId next_timer_ = 1;
   std::map<std::pair<TimePoint, TimerId>, Task> timers_;
@@ -101,21 +146,55 @@ class PollLoop final : public Loop {
   bool poll_set_stale_ = true;
 };
 
+void PollLoop::take_turn() {
+  turn_.lock();
+  holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  parked_ = false;
+}
+
+void PollLoop::give_turn() {
+  holder_.store(std::thread::id(), std::memory_order_relaxed);
+  turn_.unlock();
+}
+
 void PollLoop::run() {
-  thread_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  while (!stopping_.load(std::memory_order_acquire)) {
-    run_timers();
-    run_mailbox();
-    if (stopping_.load(std::memory_order_acquire)) break;
-    wait();
-    dispatch();
+  running_now_.store(true, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(role_);
+    poller_ = Poller::kHost;
   }
+  take_turn();
+  while (!stopping_.load(std::memory_order_acquire)) {
+    iterate(kNever);
+    if (guest_present_.load(std::memory_order_acquire)) let_guest_drive();
+  }
+  give_turn();
+  {
+    // A guest that is still there sees `stopping_` and leaves.
+    std::unique_lock lock(role_);
+    poller_ = Poller::kNobody;
+    role_changed_.notify_all();
+    role_changed_.wait(lock, [this] { return !guest_present_.load(); });
+  }
+  take_turn();
   {
     std::lock_guard lock(mutex_);
     closed_ = true;
   }
   run_mailbox();  // what post() accepted is done
-  thread_.store(std::thread::id(), std::memory_order_relaxed);
+  run_before_park();
+  give_turn();
+  running_now_.store(false, std::memory_order_relaxed);
+}
+
+/// One round, in the turn. It ends in the turn, too; in between, while the thread is parked, others may have had it.
+void PollLoop::iterate(TimePoint until) {
+  run_timers();
+  run_mailbox();
+  run_before_park();
+  if (stopping_.load(std::memory_order_acquire)) return;
+  wait(until);
+  dispatch();
 }
 
 void PollLoop::stop() {
@@ -140,8 +219,107 @@ bool PollLoop::post(Task task) {
     first = mailbox_.empty();
     mailbox_.push_back(std::move(task));
   }
-  if (first) wake();
+  if (first && !on_loop_thread()) wake_poller();  // whoever has the turn looks again before it parks
   return true;
+}
+
+void PollLoop::wake_poller() {
+  wake();
+  if (!nobody_polls_.load(std::memory_order_acquire)) return;
+  std::lock_guard lock(role_);
+  host_wanted_ = true;
+  role_changed_.notify_all();
+}
+
+bool PollLoop::run_soon(Task task) {
+  if (on_loop_thread() || !turn_.try_lock()) return post(std::move(task));
+  holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  const bool now = parked_ && !stopping_.load(std::memory_order_acquire) && mailbox_empty();
+  if (!now) {
+    give_turn();
+    return post(std::move(task));
+  }
+  run_guarded(task);
+  run_before_park();
+  // The poller has its timeout and its descriptors from before.
+  const bool stale =
+      poll_set_stale_ || std::exchange(socket_used_, false) || next_timer() < parked_until_ || !mailbox_empty();
+  give_turn();
+  if (stale) wake_poller();
+  return true;
+}
+
+bool PollLoop::drive(const std::function<bool()>& done, TimePoint until) {
+  if (on_loop_thread() || !enter_as_guest(until)) return false;
+  take_turn();
+  while (!stopping_.load(std::memory_order_acquire) && !done() && Clock::now() < until) iterate(until);
+  run_before_park();
+  parked_ = true;  // nobody polls: run_soon() works as if somebody did
+  parked_until_ = std::min(next_timer(), after(Clock::now(), kDriverMayReturn));
+  give_turn();
+  leave_as_guest();
+  return true;
+}
+
+bool PollLoop::enter_as_guest(TimePoint until) {
+  std::unique_lock lock(role_);
+  if (guest_present_.load() || stopping_.load(std::memory_order_acquire) || !running_now_.load()) return false;
+  guest_present_.store(true, std::memory_order_release);
+  if (poller_ == Poller::kHost) {
+    wake();
+    const TimePoint patience = std::min(until, after(Clock::now(), kHandOverWait));
+    if (!role_changed_.wait_until(lock, patience, [this] { return poller_ == Poller::kNobody; })) {
+      guest_present_.store(false, std::memory_order_release);
+      role_changed_.notify_all();
+      return false;
+    }
+  }
+  poller_ = Poller::kGuest;
+  nobody_polls_.store(false, std::memory_order_release);
+  return true;
+}
+
+void PollLoop::leave_as_guest() {
+  std::lock_guard lock(role_);
+  poller_ = Poller::kNobody;
+  guest_left_ = Clock::now();
+  nobody_polls_.store(true, std::memory_order_release);
+  guest_present_.store(false, std::memory_order_release);
+  // What is left for the loop to do waits for its thread, if somebody waits for it.
+  if (waiters_.load() > 0 || stopping_.load(std::memory_order_acquire) || !mailbox_empty()) {
+    host_wanted_ = true;
+    role_changed_.notify_all();
+  }
+}
+
+/// The loop's thread, in the turn, when a guest has come: steps aside until the guest has gone and does not come back.
+void PollLoop::let_guest_drive() {
+  parked_ = true;
+  parked_until_ = std::min(next_timer(), after(Clock::now(), kDriverMayReturn));
+  give_turn();
+  {
+    std::unique_lock lock(role_);
+    poller_ = Poller::kNobody;
+    nobody_polls_.store(!guest_present_.load(), std::memory_order_release);
+    guest_left_ = Clock::now();
+    host_wanted_ = false;
+    role_changed_.notify_all();
+    for (;;) {
+      if (stopping_.load(std::memory_order_acquire) && !guest_present_.load()) break;
+      const TimePoint now = Clock::now();
+      if (guest_present_.load()) {
+        role_changed_.wait_until(lock, after(now, kLookAgain));
+      } else if (host_wanted_ || now >= after(guest_left_, kDriverMayReturn)) {
+        break;
+      } else {
+        role_changed_.wait_until(lock, after(guest_left_, kDriverMayReturn));
+      }
+    }
+    poller_ = Poller::kHost;
+    host_wanted_ = false;
+    nobody_polls_.store(false, std::memory_order_release);
+  }
+  take_turn();
 }
 
 void PollLoop::run_mailbox() {
@@ -152,6 +330,23 @@ void PollLoop::run_mailbox() {
   }
   for (const Task& task : running_) run_guarded(task);
   running_.clear();
+}
+
+bool PollLoop::mailbox_empty() {
+  std::lock_guard lock(mutex_);
+  return mailbox_.empty();
+}
+
+void PollLoop::before_park(Task task) {
+  check_thread();
+  before_park_.push_back(std::move(task));
+}
+
+void PollLoop::run_before_park() {
+  if (before_park_.empty()) return;
+  parking_.swap(before_park_);
+  for (const Task& task : parking_) run_guarded(task);
+  parking_.clear();
 }
 
 TimerId PollLoop::at(TimePoint when, Task task) {
@@ -210,6 +405,15 @@ void PollLoop::watch(int fd, Task ready) {
   add(std::make_shared<Watch>(Watch{fd, nullptr, std::move(ready)}));
 }
 
+void PollLoop::watch_for_writing(int fd, bool on) {
+  check_thread();
+  for (const auto& watch : watches_) {
+    if (watch->socket != nullptr || watch->fd != fd || watch->for_writing == on) continue;
+    watch->for_writing = on;
+    poll_set_stale_ = true;
+  }
+}
+
 void PollLoop::unwatch(int fd) {
   remove([fd](const Watch& watch) { return watch.socket == nullptr && watch.fd == fd; });
 }
@@ -238,27 +442,37 @@ bool PollLoop::sockets_have_events() {
   return any;
 }
 
-Duration PollLoop::time_to_next_timer() const {
-  if (timers_.empty() || timers_.begin()->first.first == kNever) return Duration::max();
-  const TimePoint next = timers_.begin()->first.first;
-  const TimePoint now = Clock::now();
-  return next <= now ? Duration::zero() : next - now;
-}
-
-void PollLoop::wait() {
+void PollLoop::wait(TimePoint until) {
   if (poll_set_stale_) {
     polled_ = watches_;
     poll_set_.assign(1, pollfd{wake_.get(), POLLIN, 0});
-    for (const auto& watch : polled_) poll_set_.push_back({watch->fd, POLLIN, 0});
+    for (const auto& watch : polled_) {
+      const short events = watch->for_writing ? POLLIN | POLLOUT : POLLIN;
+      poll_set_.push_back({watch->fd, events, 0});
+    }
     poll_set_stale_ = false;
   }
+  socket_used_ = false;
   // With events at hand the descriptors are still asked, or a busy socket would starve them.
-  const Duration left = sockets_have_events() ? Duration::zero() : time_to_next_timer();
+  const bool more = sockets_have_events() || !before_park_.empty() || !mailbox_empty();
+  parked_until_ = std::min(next_timer(), until);
+  Duration left = Duration::max();
+  if (more) {
+    left = Duration::zero();
+  } else if (parked_until_ != kNever) {
+    const TimePoint now = Clock::now();
+    left = parked_until_ <= now ? Duration::zero() : parked_until_ - now;
+  }
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
   const timespec timeout{static_cast<time_t>(seconds.count()),
                          static_cast<long>(std::chrono::nanoseconds(left - seconds).count())};
-  if (::ppoll(poll_set_.data(), poll_set_.size(), left == Duration::max() ? nullptr : &timeout, nullptr) < 0) {
-    CALLBOARD_CHECK(errno == EINTR, "ppoll refused the loop's descriptors");
+  parked_ = true;
+  give_turn();
+  const int got = ::ppoll(poll_set_.data(), poll_set_.size(), left == Duration::max() ? nullptr : &timeout, nullptr);
+  const int number = errno;
+  take_turn();
+  if (got < 0) {
+    CALLBOARD_CHECK(number == EINTR, "ppoll refused the loop's descriptors");
     for (pollfd& entry : poll_set_) entry.revents = 0;
   }
 }

@@ -1,5 +1,5 @@
 # A component of its own, so that it links kernels/memory and the rest of actors/core does not.
 callboard_component(memory_lane
-  SOURCES memory_lane.cpp unix_socket.cpp
+  SOURCES memory_lane.cpp
   PUBLIC callboard::messages callboard::memory
-  PRIVATE Threads::Threads)
+  PRIVATE callboard::core Threads::Threads)

@@ -34,11 +34,12 @@ class Hub {
   struct Options {
     ActorId self;
     Epoch epoch = 1;
-    std::string endpoint;   ///< "ipc:///path/…"; the path is checked (length, directory) before the bind
-    std::string cluster;    ///< a Hello for another cluster is refused
+    std::string endpoint;  ///< "ipc:///path/…"; the path is checked (length, directory) before the bind
+    std::string cluster;   ///< a Hello for another cluster is refused
     std::size_t peers_max = 512;
     Link::Options link;
     int send_high_water = limits::kSocketQueueMax;  ///< frames ZeroMQ may hold for a peer; the rest wait in the link
+    bool direct = true;                             ///< offers a direct lane (direct_lane.h) beside an ipc endpoint
   };
   virtual ~Hub() = default;  ///< says Bye to all; ZeroMQ goes on sending what is queued for at most 100 ms
   static Result<std::unique_ptr<Hub>> bind(Loop& loop, Messenger& messenger, Options options, Events events);
@@ -66,11 +67,12 @@ class Line {
     std::function<void(const Error& why)> lost;
   };
   struct Options {
-    Hello hello;            ///< says who we are
+    Hello hello;  ///< says who we are
     std::string endpoint;
     Duration connect_timeout = std::chrono::seconds(10);
     Link::Options link;
     int send_high_water = limits::kSocketQueueMax;
+    bool direct = true;  ///< takes the direct lane where the Hub offers one
   };
   virtual ~Line() = default;  ///< says Bye
   static Result<std::unique_ptr<Line>> connect(Loop& loop, Messenger& messenger, Options options, Events events);
@@ -78,6 +80,7 @@ class Line {
   virtual Status send(const Message& message) = 0;  ///< may be called before the Welcome: the link keeps it until then
   virtual Status send_once(const Message& message) = 0;
   virtual bool connected() const = 0;
+  virtual bool direct() const = 0;  ///< frames go over a direct lane
 };
 
 /// "ipc://" + path. Too long a path (above 107 bytes) is refused with path, length and limit (kConfigOutOfRange).

@@ -20,7 +20,7 @@ constexpr std::size_t kPassedFdsMax = 4;  // one is ever sent; more of them are 
 constexpr timeval kConnectWait{.tv_sec = 2, .tv_usec = 0};
 
 Error socket_error(ErrorCode code, const char* what, const std::string& path, int error) {
-  return Error(code, std::string("memory lane ") + path + ": " + what + ": " + std::strerror(error),
+  return Error(code, std::string("socket ") + path + ": " + what + ": " + std::strerror(error),
                error == EMFILE ? "raise the limit of open files (ulimit -n)" : "");
 }
 
@@ -29,16 +29,16 @@ Result<sockaddr_un> address_of(const std::string& path) {
   address.sun_family = AF_UNIX;
   if (path.empty() || path.size() >= sizeof address.sun_path) {
     return fail(ErrorCode::kEnvironment,
-                "memory lane " + path + ": a socket's path must have 1 to " +
-                    std::to_string(sizeof address.sun_path - 1) + " bytes, this one has " + std::to_string(path.size()),
+                "socket " + path + ": a socket's path must have 1 to " + std::to_string(sizeof address.sun_path - 1) +
+                    " bytes, this one has " + std::to_string(path.size()),
                 "choose a shorter run directory (CALLBOARD_RUN_DIR)");
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   return address;
 }
 
-Result<UniqueFd> new_socket(const std::string& path, int flags) {
-  UniqueFd socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0));
+Result<UniqueFd> new_socket(const std::string& path, int type, int flags) {
+  UniqueFd socket(::socket(AF_UNIX, type | SOCK_CLOEXEC | flags, 0));
   if (socket) return socket;
   const ErrorCode code = errno == EMFILE || errno == ENFILE ? ErrorCode::kResourceExhausted : ErrorCode::kEnvironment;
   return fail(socket_error(code, "socket", path, errno));
@@ -54,7 +54,7 @@ Status check_folder(const std::string& path) {
   }
   if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
     return fail(ErrorCode::kPermission,
-                "memory lane " + path +
+                "socket " + path +
                     ": its folder must belong to this user and be writable by "
                     "nobody else",
                 "chmod 0700 " + folder);
@@ -63,28 +63,26 @@ Status check_folder(const std::string& path) {
 }
 
 /// Removes a socket that nobody listens on any more.
-Status clear_path(const std::string& path, const sockaddr_un& address) {
+Status clear_path(const std::string& path, int type, const sockaddr_un& address) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) return {};
   if (!S_ISSOCK(info.st_mode)) {
-    return fail(ErrorCode::kAddressInUse, "memory lane " + path + ": a file that is no socket lies there");
+    return fail(ErrorCode::kAddressInUse, "socket " + path + ": a file that is no socket lies there");
   }
-  CALLBOARD_ASSIGN(const UniqueFd probe, new_socket(path, SOCK_NONBLOCK));
+  CALLBOARD_ASSIGN(const UniqueFd probe, new_socket(path, type, SOCK_NONBLOCK));
   if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0 || errno == EAGAIN) {
-    return fail(ErrorCode::kAddressInUse, "memory lane " + path + ": another process listens there");
+    return fail(ErrorCode::kAddressInUse, "socket " + path + ": another process listens there");
   }
   if (errno != ECONNREFUSED) return fail(socket_error(ErrorCode::kAddressInUse, "probing it", path, errno));
   ::unlink(path.c_str());
   return {};
 }
 
-}  // namespace
-
-Result<UniqueFd> listen_seqpacket(const std::string& path, int backlog) {
+Result<UniqueFd> listen_at(const std::string& path, int type, int backlog) {
   CALLBOARD_ASSIGN(const sockaddr_un address, address_of(path));
   CALLBOARD_TRY(check_folder(path));
-  CALLBOARD_TRY(clear_path(path, address));
-  CALLBOARD_ASSIGN(UniqueFd socket, new_socket(path, SOCK_NONBLOCK));
+  CALLBOARD_TRY(clear_path(path, type, address));
+  CALLBOARD_ASSIGN(UniqueFd socket, new_socket(path, type, SOCK_NONBLOCK));
   // On Linux the file gets the socket's mode, so that there is no moment at which others could connect.
   if (::fchmod(socket.get(), 0600) != 0) return fail(socket_error(ErrorCode::kEnvironment, "chmod", path, errno));
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
@@ -97,9 +95,9 @@ Result<UniqueFd> listen_seqpacket(const std::string& path, int backlog) {
   return socket;
 }
 
-Result<UniqueFd> connect_seqpacket(const std::string& path) {
+Result<UniqueFd> connect_to(const std::string& path, int type, int flags) {
   CALLBOARD_ASSIGN(const sockaddr_un address, address_of(path));
-  CALLBOARD_ASSIGN(UniqueFd socket, new_socket(path, 0));
+  CALLBOARD_ASSIGN(UniqueFd socket, new_socket(path, type, flags));
   ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectWait, sizeof kConnectWait);
   int outcome = 0;
   do {
@@ -117,12 +115,28 @@ Result<UniqueFd> connect_seqpacket(const std::string& path) {
   return socket;
 }
 
+}  // namespace
+
+Result<UniqueFd> listen_seqpacket(const std::string& path, int backlog) {
+  return listen_at(path, SOCK_SEQPACKET, backlog);
+}
+Result<UniqueFd> listen_stream(const std::string& path, int backlog) { return listen_at(path, SOCK_STREAM, backlog); }
+Result<UniqueFd> connect_seqpacket(const std::string& path) { return connect_to(path, SOCK_SEQPACKET, 0); }
+Result<UniqueFd> connect_stream(const std::string& path) { return connect_to(path, SOCK_STREAM, SOCK_NONBLOCK); }
+
+UniqueFd accept_waiting(int listener) noexcept {
+  int fd = -1;
+  do {
+    fd = ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+  } while (fd < 0 && errno == EINTR);
+  return UniqueFd(fd);
+}
+
 Result<uid_t> peer_uid(int socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
-    return fail(ErrorCode::kPermission,
-                std::string("memory lane: the peer's user is not known: ") + std::strerror(errno));
+    return fail(ErrorCode::kPermission, std::string("the peer's user is not known: ") + std::strerror(errno));
   }
   return credentials.uid;
 }

@@ -1,4 +1,4 @@
-// Unix seqpacket sockets that pass descriptors: what both ends of the memory lane share.
+// Unix sockets: seqpacket ones that pass descriptors (both ends of the memory lane), streams (direct lanes).
 #pragma once
 
 #include <sys/types.h>
@@ -36,8 +36,13 @@ enum class SocketOutcome {
 /// Non-blocking, closed on exec; a dead owner's socket file is replaced. The socket file has mode 0600, and its folder
 /// must be ours and writable by nobody else (kPermission). kAddressInUse if somebody listens there.
 Result<UniqueFd> listen_seqpacket(const std::string& path, int backlog);
+Result<UniqueFd> listen_stream(const std::string& path, int backlog);
 /// Non-blocking afterwards; connecting itself waits up to two seconds. kPeerLost if nobody listens, kPermission.
 Result<UniqueFd> connect_seqpacket(const std::string& path);
+/// Non-blocking altogether: kPeerLost also where the other end's backlog is full.
+Result<UniqueFd> connect_stream(const std::string& path);
+/// The next one who waits to be accepted, non-blocking; an invalid descriptor if there is none (or no room for one).
+UniqueFd accept_waiting(int listener) noexcept;
 /// The effective uid of the process at the other end; kPermission if the system does not tell.
 Result<uid_t> peer_uid(int socket);
 /// Room for as many packets as the system allows.

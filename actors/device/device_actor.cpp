@@ -284,9 +284,15 @@ void DeviceActor::run_order(kernels::RunOrder order) {
   auto done = [this, run, attempt, fragment](kernels::RunResult result) {
     // The mailbox cannot be full: the core holds at most kRunsPerDeviceMax runs, each of which posts once.
     auto shared = std::make_shared<kernels::RunResult>(std::move(result));
-    loop_->post([this, run, attempt, fragment, shared] {
+    auto task = [this, run, attempt, fragment, shared] {
       step(DeviceCore::Finished{run, attempt, fragment, std::move(*shared)});
-    });
+    };
+    // With nothing else to run, the stream's own thread sends the answer and saves a wake-up; else it goes on.
+    if (runtime_->load_now().queued == 0) {
+      loop_->run_soon(std::move(task));
+    } else {
+      loop_->post(std::move(task));
+    }
   };
   if (Status status = runtime_->run(std::move(order), std::move(done)); !status) {
     kernels::RunResult refused;
