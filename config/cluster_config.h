@@ -40,7 +40,9 @@ struct HeartbeatConfig {
 struct LimitsConfig {
   std::uint32_t requests_per_client = 1'024;
   std::uint32_t clients = 256;
-  Millis deadline{120'000};  ///< of a request that names none
+  std::uint32_t device_fragments = 256;  ///< sent to a device and not answered; the rest waits in the coordinator
+  std::uint64_t edge_bytes = 0;  ///< kept on a device for other devices; 0: a quarter of its memory_limit, or 1 GiB
+  Millis deadline{120'000};      ///< of a request that names none
   Millis start_timeout{60'000};
   Millis stop_grace{5'000};
 };

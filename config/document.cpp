@@ -16,21 +16,10 @@ namespace {
 
 /// Ends the parse from inside a yaml-cpp callback; the reason is among the findings already. Caught in read_document().
 struct Refusal {};
-
-/// Bytes of the UTF-8 sequence at `text[at]`, 0 if it is not one (overlong forms and surrogates included).
-std::size_t utf8_length(std::string_view text, std::size_t at) {
-  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[at + i]); };
-  const unsigned char first = byte(0);
-  if (first < 0x80) return 1;
-  const std::size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-  if (first < 0xc2 || first > 0xf4 || at + length > text.size()) return 0;
-  for (std::size_t i = 1; i < length; ++i) {
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  }
-  const bool overlong = (first == 0xe0 && byte(1) < 0xa0) || (first == 0xf0 && byte(1) < 0x90);
-  const bool outside = (first == 0xed && byte(1) > 0x9f) || (first == 0xf4 && byte(1) > 0x8f);
-  return overlong || outside ? 0 : length;
-}
+/// The same where a list or a map begins in a key's place, for which there are two reasons.
+struct BracketForKey {
+  Position at;
+};
 
 /// Put behind the text. Where a file ends with a line break, yaml-cpp takes the end for a closing quote; with a comment
 /// there it says that the quote is open.
@@ -55,6 +44,14 @@ class Lines {
         line < static_cast<std::size_t>(mark.line) ? end - start : static_cast<std::size_t>(std::max(mark.column, 0));
     const std::size_t stop = std::min(end, start + column);
     return {static_cast<int>(line) + 1, characters(text_.substr(start, stop - start)) + 1};
+  }
+  Position position_at(std::size_t offset) const {
+    const auto next = std::upper_bound(starts_.begin(), starts_.end(), offset);
+    const auto line = static_cast<int>(next - starts_.begin());  // from 1
+    const std::size_t start = *(next - 1);
+    // The end of a text that ends with a line break is in its last line.
+    if (start == text_.size() && line > 1) return {line - 1, characters(this->line(line - 1))};
+    return {line, characters(text_.substr(start, offset - start)) + 1};
   }
   /// yaml-cpp marks an empty item of a block list with the token that follows it. Its dash is in the last line before
   /// that is neither blank nor a comment.
@@ -189,8 +186,7 @@ class TreeBuilder final : public YAML::EventHandler {
   }
   void open(DocumentNode::Kind kind, const YAML::Mark& mark, const std::string& tag) {
     const Position at = lines_.position(mark);
-    if (wants_key()) refuse(at, "a key is a list or a map",
-             "a key is plain text, as in 'key: value'; or is the bracket that opens here not closed?");
+    if (wants_key()) throw BracketForKey{at};
     if (stack_.size() >= kDocumentDepthMax) {
       refuse(at, "nested deeper than " + std::to_string(kDocumentDepthMax) + " levels", "the cluster file needs 4");
     }
@@ -246,10 +242,13 @@ bool check_characters(std::string_view text, const Lines& lines, Findings& findi
       YAML::Mark mark;
       mark.line = line;
       mark.column = static_cast<int>(i - line_start);
+      const bool binary = text.find('\0') != std::string_view::npos;
       findings.error(
           ErrorCode::kConfigSyntax, lines.position(mark), 1,
           length == 0 ? "the file is not UTF-8 here" : "a control character (code " + std::to_string(byte) + ")",
-          length == 0 ? "save it as UTF-8" : "remove it");
+          length == 0 ? "save it as UTF-8"
+          : binary    ? "is it the right file? It is not text"
+                      : "remove it");
       return false;
     }
     if (byte == '\n') {
@@ -261,6 +260,41 @@ bool check_characters(std::string_view text, const Lines& lines, Findings& findi
   return true;
 }
 
+struct OpenBracket {
+  std::size_t at = 0;    // where it stands
+  std::size_t seen = 0;  // where it should have been closed at the latest
+};
+
+/// For messages: the innermost bracket that is still open at the end of the text, or where another one is closed.
+std::optional<OpenBracket> open_bracket(std::string_view text) {
+  std::vector<std::size_t> open;
+  char before = '\n';  // the last character that is no blank: brackets inside of plain text are text
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    const bool starts = std::string_view("\n:-,[{?").find(before) != std::string_view::npos;
+    if ((c == '"' || c == '\'') && starts) {
+      for (++i; i < text.size() && text[i] != c; ++i) i += c == '"' && text[i] == '\\' ? 1 : 0;
+    } else if (c == '#' && (i == 0 || std::string_view(" \t\n").find(text[i - 1]) != std::string_view::npos)) {
+      i = std::min(text.find('\n', i), text.size());
+    } else if ((c == '[' || c == '{') && starts) {
+      open.push_back(i);
+    } else if ((c == ']' || c == '}') && !open.empty()) {
+      if (text[open.back()] != (c == ']' ? '[' : '{')) return OpenBracket{open.back(), i};
+      open.pop_back();
+    }
+    if (c != ' ' && c != '\t' && c != '\r') before = c;
+  }
+  if (open.empty()) return std::nullopt;
+  return OpenBracket{open.back(), text.size()};
+}
+
+void report_open_bracket(const OpenBracket& bracket, std::string_view text, const Lines& lines, Findings& findings) {
+  const std::string line = std::to_string(lines.position_at(bracket.seen).line);
+  findings.error(ErrorCode::kConfigSyntax, lines.position_at(bracket.at), 1,
+                 std::string("'") + text[bracket.at] + "' is not closed: at line " + line + " it still stands open",
+                 "close it, or look for a comma that is missing before line " + line);
+}
+
 std::string syntax_hint(std::string_view problem, std::string_view line) {
   if (problem.find("EOF in scalar") != std::string_view::npos) return "a quote is opened further up and not closed";
   const std::size_t indent = line.find_first_not_of(" \t");
@@ -270,6 +304,20 @@ std::string syntax_hint(std::string_view problem, std::string_view line) {
 }
 
 }  // namespace
+
+std::size_t utf8_length(std::string_view text, std::size_t at) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[at + i]); };
+  const unsigned char first = byte(0);
+  if (first < 0x80) return 1;
+  const std::size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4 || at + length > text.size()) return 0;
+  for (std::size_t i = 1; i < length; ++i) {
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  }
+  const bool overlong = (first == 0xe0 && byte(1) < 0xa0) || (first == 0xf0 && byte(1) < 0x90);
+  const bool outside = (first == 0xed && byte(1) > 0x9f) || (first == 0xf4 && byte(1) > 0x8f);
+  return overlong || outside ? 0 : length;
+}
 
 int characters(std::string_view text) {
   return static_cast<int>(
@@ -298,6 +346,14 @@ std::optional<DocumentNode> read_document(std::string_view text, Findings& findi
     }
   } catch (const Refusal&) {
     return std::nullopt;
+  } catch (const BracketForKey& found) {
+    if (const auto bracket = open_bracket(text)) {
+      report_open_bracket(*bracket, text, lines, findings);
+    } else {
+      findings.error(ErrorCode::kConfigSyntax, found.at, 1, "a key is a list or a map",
+                     "a key is plain text, as in 'key: value'");
+    }
+    return std::nullopt;
   } catch (const YAML::Exception& e) {
     const Position at = lines.position(e.mark);
     const auto opened = builder.open_collection();
@@ -306,6 +362,10 @@ std::optional<DocumentNode> read_document(std::string_view text, Findings& findi
       findings.error(ErrorCode::kConfigSyntax, *opened, 1,
                      bracket + " is not closed: at line " + std::to_string(at.line) + " it still stands open",
                      "close it, or look for a comma that is missing before line " + std::to_string(at.line));
+      return std::nullopt;
+    }
+    if (const auto bracket = open_bracket(text); bracket && e.msg.find("EOF in scalar") == std::string::npos) {
+      report_open_bracket(*bracket, text, lines, findings);
       return std::nullopt;
     }
     findings.error(ErrorCode::kConfigSyntax, at, 1, "this is not YAML: " + e.msg,

@@ -18,6 +18,8 @@ constexpr std::size_t kDocumentNodesMax = 10'000;
 
 /// Of UTF-8 text, as a reader counts columns.
 int characters(std::string_view text);
+/// Bytes of the UTF-8 sequence at `text[at]`, 0 if it is not one (overlong forms and surrogates included).
+std::size_t utf8_length(std::string_view text, std::size_t at);
 
 struct DocumentEntry;
 

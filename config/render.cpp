@@ -160,6 +160,8 @@ void write_yaml(const Section& section, const Draft& draft, std::size_t indent, 
     const Value value = field->get(draft);
     const auto* text = std::get_if<std::string>(&value);
     if (field->type == FieldType::kPath && text != nullptr && text->empty()) continue;  // "the default place"
+    const auto* size = std::get_if<ByteSize>(&value);
+    if (size != nullptr && size->bytes == 0) continue;  // "by the device's memory"
     out += margin + std::string(field->key()) + ": " + write_value(*field, value) + "\n";
   }
   for (const Section* sub : sections_of(section.path)) {

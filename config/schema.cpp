@@ -178,6 +178,16 @@ void add_limits(std::vector<Field>& table) {
              "Requests of one client that are accepted and not finished; more are refused as overloaded.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::clients>(
       ranged("limits.clients", FieldType::kInt, 1, limits::kClientsMax, "Clients that are connected at a time.")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::device_fragments>(
+      ranged("limits.device_fragments", FieldType::kInt, 1, limits::kRunsPerDeviceMax,
+             "Fragments that are sent to a device and not finished; further ones wait in the coordinator.")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::edge_bytes>(with_default(
+      ranged(
+          "limits.edge_bytes", FieldType::kSize, 1 << 20, std::int64_t{1} << 50,
+          "Bytes that a device keeps at most for devices which have not read them yet; then further runs wait in the "
+          "coordinator, so that a slow stage slows the one before it and fills nobody's memory. A single larger run "
+          "still goes alone."),
+      "a quarter of the device's memory_limit, or 1 GiB")));
   table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::deadline>(
       ranged("limits.deadline", FieldType::kDuration, 1, limits::kRequestDeadlineMax.count(),
              "Deadline of a request that names none.")));

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -22,6 +23,7 @@ namespace {
 constexpr const char* kRed = "\x1b[31;1m";
 constexpr const char* kYellow = "\x1b[33;1m";
 constexpr const char* kPlain = "\x1b[0m";
+constexpr int kPipeWaitMs = 10'000;  // for more text of a pipe
 
 std::string location(std::string_view file, Position at) {
   return std::string(file) + ":" + std::to_string(at.line) + ":" + std::to_string(at.column) + ": ";
@@ -31,7 +33,35 @@ std::string counted(std::size_t count, const char* word) {
   return std::to_string(count) + " " + word + (count == 1 ? "" : "s");
 }
 
-bool is_continuation(char c) { return (static_cast<unsigned char>(c) & 0xc0) == 0x80; }
+/// Those of ASCII, and U+0080 to U+009F, which some terminals obey as well.
+bool is_control(std::string_view character) {
+  const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(character[i]); };
+  if (character.size() == 1) return byte(0) < 0x20 || byte(0) == 0x7f;
+  return character.size() == 2 && byte(0) == 0xc2 && byte(1) < 0xa0;
+}
+
+tl::unexpected<Error> unreadable(const std::string& path, const std::string& why, std::string hint = {}) {
+  return fail(ErrorCode::kFileUnreadable, "cannot read the cluster file '" + path + "': " + why, std::move(hint));
+}
+
+enum class Source { kFile, kPipe, kTerminal };
+
+/// What can be read without waiting for ever. A pipe (/dev/stdin, bash's <(…)) is read as long as somebody writes.
+Result<Source> source_of(int fd, const std::string& path) {
+  struct stat info = {};
+  if (fstat(fd, &info) != 0) return unreadable(path, std::strerror(errno));
+  if (S_ISREG(info.st_mode)) return Source::kFile;
+  if (S_ISFIFO(info.st_mode)) return Source::kPipe;
+  if (S_ISDIR(info.st_mode)) return unreadable(path, std::strerror(EISDIR));
+  if (isatty(fd) == 1) return Source::kTerminal;
+  return unreadable(path, "it is a device, not a file", "give a YAML or JSON file, or - for standard input");
+}
+
+/// A pipe without text: has nobody written to it since it was opened? Then it says nothing; else that he hung up.
+bool never_written(int fd) {
+  pollfd state{fd, POLLIN, 0};
+  return poll(&state, 1, 0) == 0;
+}
 
 std::string_view line_of(std::string_view text, int number) {
   if (text.substr(0, 3) == "\xef\xbb\xbf") text.remove_prefix(3);
@@ -54,11 +84,12 @@ std::string excerpt(std::string_view text, const Finding& finding) {
   const std::size_t skip = column > kBefore ? column - kBefore / 2 : 0;
   std::string shown;
   std::size_t index = 0;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    if (i > 0 && !is_continuation(line[i])) ++index;
-    if (index < skip || index >= skip + kCharactersMax) continue;
-    const auto byte = static_cast<unsigned char>(line[i]);
-    shown += byte < 0x20 || byte == 0x7f ? ' ' : line[i];
+  for (std::size_t i = 0; i < line.size() && index < skip + kCharactersMax; ++index) {
+    // The file may be anything, and what is printed goes to a terminal.
+    const std::size_t length = utf8_length(line, i);
+    const std::string_view character = line.substr(i, std::max<std::size_t>(length, 1));
+    i += character.size();
+    if (index >= skip) shown += length == 0 ? "?" : is_control(character) ? std::string(" ") : std::string(character);
   }
   const auto length = static_cast<std::size_t>(characters(shown));
   const std::size_t caret = std::min(column - skip, length);
@@ -93,21 +124,37 @@ Validation validate_cluster(std::string_view text, const Machine& machine) {
 
 Result<std::string> read_cluster_file(const std::string& path) {
   const bool standard_input = path == "-";
-  UniqueFd file(standard_input ? dup(STDIN_FILENO) : open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (const std::size_t nul = path.find('\0'); nul != std::string::npos) {
+    return unreadable(path.substr(0, nul), "its path has a NUL byte");
+  }
+  // Not blocking: opening a pipe would wait for its writer, for ever.
+  UniqueFd file(standard_input ? dup(STDIN_FILENO) : open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!file) {
     const int why = errno;
     return fail(why == ENOENT ? ErrorCode::kFileNotFound : ErrorCode::kFileUnreadable,
                 "cannot read the cluster file '" + path + "': " + std::strerror(why),
                 why == ENOENT ? "give the path of a YAML file; the smallest is: devices: [{kind: cpu}]" : "");
   }
+  Source source = Source::kTerminal;  // what '-' is, is the caller's matter: it may take as long as it likes
+  if (!standard_input) {
+    CALLBOARD_ASSIGN(source, source_of(file.get(), path));
+  }
   std::string text;
   char buffer[64 << 10];
   while (true) {
     const ssize_t got = read(file.get(), buffer, sizeof buffer);
-    if (got == 0) return text;
+    if (got == 0) {
+      if (source != Source::kPipe || !text.empty() || !never_written(file.get())) return text;
+      return unreadable(path, "it is a pipe to which nobody writes",
+                        "start the writer first, or give a file, or - for standard input");
+    }
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0)
-      return fail(ErrorCode::kFileUnreadable, "cannot read the cluster file '" + path + "': " + std::strerror(errno));
+    if (got < 0 && errno == EAGAIN) {
+      pollfd ready{file.get(), POLLIN, 0};
+      if (poll(&ready, 1, source == Source::kPipe ? kPipeWaitMs : -1) != 0) continue;
+      return unreadable(path, "it is a pipe, and nothing came for " + std::to_string(kPipeWaitMs / 1000) + " s");
+    }
+    if (got < 0) return unreadable(path, std::strerror(errno));
     text.append(buffer, static_cast<std::size_t>(got));
     if (text.size() > kFileBytesMax) {
       return fail(ErrorCode::kTooLarge,

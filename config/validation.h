@@ -25,7 +25,8 @@ struct Validation {
 /// Parses and checks; never fails and never throws, whatever the text.
 Validation validate_cluster(std::string_view text, const Machine& machine);
 
-/// kFileNotFound, kFileUnreadable with the system's reason, kTooLarge. "-" reads standard input.
+/// kFileNotFound, kFileUnreadable with the system's reason, kTooLarge. "-" reads standard input. A pipe is read as long
+/// as somebody writes to it, and devices are refused: nothing is waited for in vain.
 Result<std::string> read_cluster_file(const std::string& path);
 
 /// For people: each finding as "file:line:column: error[E201] what: hint", the line itself, and a caret under the

@@ -96,7 +96,8 @@ std::shared_ptr<const Error> Executor::run_kernels(LoadedFragment& fragment, con
   frame.stack = &stack_;
 
   const std::uint32_t* free_at = fragment.frees_begin.data();
-  for (std::size_t i = 0; i < fragment.kernels.size(); ++i) {
+  const std::size_t count = fragment.kernels.size();
+  for (std::size_t i = 0; i < count; ++i) {
     if (order.control->cancelled() || i % kClockEvery == 0) [[unlikely]] {
       if (auto reason = order.control->stop_reason()) {
         reason->detail += (reason->detail.empty() ? "" : "\n") + std::string("stopped before node ") +
@@ -104,6 +105,8 @@ std::shared_ptr<const Error> Executor::run_kernels(LoadedFragment& fragment, con
         return std::make_shared<const Error>(std::move(*reason));
       }
     }
+    if (i + 1 < count) fragment.kernels[i + 1]->prefetch_plan();
+    if (i + 2 < count) fragment.kernels[i + 2]->prefetch_object();
     if (auto error = fragment.kernels[i]->run(frame)) [[unlikely]]
       return error;
     for (std::uint32_t k = free_at[i]; k < free_at[i + 1]; ++k) fragment.blobs[fragment.frees[k]].drop();

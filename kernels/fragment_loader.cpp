@@ -205,10 +205,21 @@ class Loader {
       loaded_->frees_begin.push_back(static_cast<std::uint32_t>(loaded_->frees.size()));
       for (const ValueId value : frees_[i]) {
         const Slot slot = slots_.at(value);
+        if (made_by(i, value) && !told_.contains(value)) {
+          // What an exporter believes of it may be wrong without harm: aten::_unique2's is, for what is not asked for.
+          loaded_->kernels[i]->forget_output(value);
+          continue;
+        }
         if (!move_last_use(*loaded_->kernels[i], slot)) loaded_->frees.push_back(slot);
       }
     }
     loaded_->frees_begin.push_back(static_cast<std::uint32_t>(loaded_->frees.size()));
+  }
+
+  bool made_by(std::size_t node, ValueId value) const {
+    return std::ranges::any_of(fragment_.nodes[node].outputs, [value](const NodeOutput& output) {
+      return std::ranges::find(output.values, value) != output.values.end();
+    });
   }
 
   /// A value that ends with its only use by this kernel is moved to the stack: no counting up and down again.

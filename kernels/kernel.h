@@ -1,6 +1,7 @@
 // One operator call of a fragment, bound to blobs, and the seven steps in which it runs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <memory>
@@ -133,12 +134,33 @@ class Kernel {
   /// nullptr: all went well.
   std::shared_ptr<const Error> run(KernelFrame& frame) noexcept;
 
+  /// Two calls that bring the kernel's own data into the cache ahead of run(): a fragment of a thousand kernels does
+  /// not fit there, and waiting for memory costs more than all else that run() adds to an operator. The object first,
+  /// what it points to once that is there.
+  void prefetch_object() const {
+    const char* at = reinterpret_cast<const char*>(this);
+    for (std::size_t line = 0; line < sizeof(Kernel) + kOwnFields; line += kCacheLine) __builtin_prefetch(at + line);
+  }
+  void prefetch_plan() const {
+    const char* steps = reinterpret_cast<const char*>(arguments_.steps.data());
+    const std::size_t bytes = std::min(arguments_.steps.size() * sizeof(ArgumentStep), kPrefetchMax);
+    for (std::size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(steps + at);
+    __builtin_prefetch(outputs_.steps.data());
+    __builtin_prefetch(outputs_.targets.data());
+  }
+
   const KernelInfo& info() const { return *info_; }
   const std::shared_ptr<const KernelInfo>& shared_info() const { return info_; }
   const ArgumentPlan& arguments() const { return arguments_; }
   const OutputPlan& outputs() const { return outputs_; }
   /// The loader's: this argument step is the last reader of its blob.
   void move_on_last_use(std::size_t step) { arguments_.steps[step].from = ArgumentStep::From::kLastUse; }
+  /// The loader's: nobody reads this output. It is then neither kept nor checked.
+  void forget_output(ValueId value) {
+    for (ValueCheck& target : outputs_.targets) {
+      if (target.value == value) target.slot = kNoSlot;
+    }
+  }
   /// The loader's: sizes are computed from this output.
   void tell_expressions(ValueId value) {
     for (ValueCheck& target : outputs_.targets) {
@@ -151,6 +173,9 @@ class Kernel {
   virtual void compute(Stack& stack) = 0;
 
  private:
+  static constexpr std::size_t kCacheLine = 64;
+  static constexpr std::size_t kOwnFields = 16;  // of a derived class, roughly
+  static constexpr std::size_t kPrefetchMax = 512;
   using Failure = std::optional<Error>;
   Failure run_steps(KernelFrame& frame, std::shared_ptr<const Error>& inherited);
   bool push_arguments(KernelFrame& frame, std::shared_ptr<const Error>& inherited);

@@ -30,6 +30,12 @@ bool is_thin(const at::Tensor& tensor, std::uint64_t touched) {
   return touched / TensorExporter::kSpreadMax > packed;
 }
 
+/// How far a copy has to start off an aligned address to be aligned like its original, in bytes.
+std::size_t offset_like(const at::Tensor& tensor) {
+  const auto off = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % limits::kAlignment;
+  return off % tensor.element_size() == 0 ? off : 0;
+}
+
 const std::byte* start_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
 
 Status check_plain(const at::Tensor& tensor) {
@@ -49,6 +55,12 @@ Status check_plain(const at::Tensor& tensor) {
 
 std::vector<WireValue> for_each_holder(const ExportItem& item, const WireValue& value) {
   return std::vector<WireValue>(item.holders.size(), value);
+}
+
+Result<std::vector<WireValue>> with_grad_flag(Result<std::vector<WireValue>> handles, bool requires_grad) {
+  if (!handles || !requires_grad) return handles;
+  for (WireValue& value : *handles) std::get<TensorHandle>(value).requires_grad = true;
+  return handles;
 }
 
 }  // namespace
@@ -78,6 +90,7 @@ Result<std::vector<WireValue>> TensorExporter::export_tensor(at::Tensor tensor, 
                                                              StreamContext& stream, TimePoint deadline) {
   CALLBOARD_TRY(check_plain(tensor));
   CALLBOARD_TRY(dtype_of(tensor.scalar_type()));
+  const bool requires_grad = tensor.requires_grad();
   // Sizes, strides and offset do not say that a view is conjugated or negated.
   tensor = at::resolve_neg(at::resolve_conj(tensor));
   bool packed = false;
@@ -88,12 +101,14 @@ Result<std::vector<WireValue>> TensorExporter::export_tensor(at::Tensor tensor, 
   const std::uint64_t touched = touched_bytes(tensor);
   if (touched <= limits::kInlineBytesMax) {
     TensorHandle handle;
+    handle.requires_grad = requires_grad;
     CALLBOARD_ASSIGN(handle.meta, meta_of(tensor));
-    handle.meta.storage_offset = 0;
+    const std::size_t offset = touched > 0 ? offset_like(tensor) : 0;
+    handle.meta.storage_offset = static_cast<std::int64_t>(offset / tensor.element_size());
     InlineBytes bytes;
     if (touched > 0) {
-      bytes.bytes.resize(touched);
-      stream.copy(bytes.bytes.data(), start_of(tensor), touched);
+      bytes.bytes.resize(offset + touched);
+      stream.copy(bytes.bytes.data() + offset, start_of(tensor), touched);
       CALLBOARD_TRY(stream.wait(*stream.record(), deadline));
     }
     handle.data = std::move(bytes);
@@ -101,9 +116,10 @@ Result<std::vector<WireValue>> TensorExporter::export_tensor(at::Tensor tensor, 
   }
   if (packed || can_lease(tensor, item)) {
     auto leased = lease(tensor, item);
-    if (leased || leased.error().code != ErrorCode::kTensorLost) return leased;
+    if (leased || leased.error().code != ErrorCode::kTensorLost)
+      return with_grad_flag(std::move(leased), requires_grad);
   }
-  return copy_in(tensor, item, stream, deadline);
+  return with_grad_flag(copy_in(tensor, item, stream, deadline), requires_grad);
 }
 
 bool TensorExporter::can_lease(const at::Tensor& tensor, const ExportItem& item) const {
@@ -141,15 +157,16 @@ Result<std::vector<WireValue>> TensorExporter::lease(const at::Tensor& tensor, c
 Result<std::vector<WireValue>> TensorExporter::copy_in(const at::Tensor& tensor, const ExportItem& item,
                                                        StreamContext& stream, TimePoint deadline) {
   const std::uint64_t touched = touched_bytes(tensor);
-  CALLBOARD_ASSIGN(void* const block, own_.arena()->allocate(touched));
-  stream.copy(block, start_of(tensor), touched);
+  const std::size_t offset = offset_like(tensor);
+  CALLBOARD_ASSIGN(void* const block, own_.arena()->allocate(offset + touched));
+  stream.copy(static_cast<std::byte*>(block) + offset, start_of(tensor), touched);
   Status copied = stream.wait(*stream.record(), deadline);
   copied_bytes_.fetch_add(touched, std::memory_order_relaxed);
   TensorHandle handle;
   std::vector<WireValue> handles;
   if (auto meta = meta_of(tensor); meta && copied) {
     handle.meta = std::move(*meta);
-    handle.meta.storage_offset = 0;
+    handle.meta.storage_offset = static_cast<std::int64_t>(offset / tensor.element_size());
     for (const ActorId& holder : item.holders) {
       auto leased = own_.lease(block, holder);
       CALLBOARD_CHECK(leased.has_value(), "a block just allocated can be leased");

@@ -5,6 +5,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
 
 #include "kernels/tensor_convert.h"
 
@@ -43,7 +44,11 @@ Result<c10::IValue> TensorImporter::import(const WireValue& value) const {
   const auto* handle = std::get_if<TensorHandle>(&value);
   if (handle == nullptr) return c10::IValue();
   try {
+    // An inference tensor cannot say that it requires grad, and its views would forget it.
+    const bool flagged = handle->requires_grad && dtype_takes_gradients(handle->meta.dtype);
+    const c10::InferenceMode ordinary(!flagged);
     CALLBOARD_ASSIGN(at::Tensor tensor, import_tensor(*handle));
+    if (flagged) tensor.requires_grad_();
     return c10::IValue(std::move(tensor));
   } catch (const std::exception& thrown) {  // LibTorch's: no memory for the copy, or a shape that it refuses
     return fail(ErrorCode::kOutOfMemory, "no tensor can be made of " + handle->meta.to_string() + ": " + thrown.what());

@@ -7,7 +7,6 @@ namespace callboard {
 namespace codec {
 namespace {
 
-constexpr std::size_t kHashBytes = 32;
 constexpr std::size_t kErrorFields = 8;
 
 // Cuts what a reader would refuse, so that an error always arrives: causes below kErrorDepthMax and above
@@ -53,11 +52,14 @@ bool read_error(Reader& reader, Error& error, std::size_t depth) {
 void write(Writer& writer, const Error& error) { write_error(writer, error, 0); }
 bool read(Reader& reader, Error& error) { return read_error(reader, error, 0); }
 
-void write(Writer& writer, const ContentHash& hash) { writer.bytes(hash.bytes); }
+void write(Writer& writer, const ContentHash& hash) { writer.bytes(hash.bytes()); }
 bool read(Reader& reader, ContentHash& hash) {
-  if (!reader.bytes(hash.bytes)) return false;
-  if (hash.empty() || hash.bytes.size() == kHashBytes) return true;
-  return reader.refuse(ErrorCode::kMalformed, "a content hash has not 32 bytes");
+  std::string_view bytes;
+  if (!reader.bytes_in_place(bytes)) return false;
+  Result<ContentHash> read = ContentHash::from_bytes(bytes);
+  if (!read) return reader.refuse(read.error());
+  hash = *read;
+  return true;
 }
 
 void write(Writer& writer, const TensorHandle& handle) { write_fields(writer, handle); }

@@ -46,7 +46,7 @@ CALLBOARD_FIELDS(ArenaBlock, &ArenaBlock::owner, &ArenaBlock::segment, &ArenaBlo
 CALLBOARD_FIELDS(CudaIpcBlock, &CudaIpcBlock::owner, Binary<&CudaIpcBlock::device_uuid>{},
                  Binary<&CudaIpcBlock::memory_handle>{}, Binary<&CudaIpcBlock::event_handle>{}, &CudaIpcBlock::slab,
                  &CudaIpcBlock::offset, &CudaIpcBlock::bytes, &CudaIpcBlock::lease);
-CALLBOARD_FIELDS(TensorHandle, &TensorHandle::meta, &TensorHandle::data);
+CALLBOARD_FIELDS(TensorHandle, &TensorHandle::meta, &TensorHandle::data, &TensorHandle::requires_grad);
 
 // -- programs ------------------------------------------------------------------------------------------------------
 CALLBOARD_FIELDS(ArgNone);

@@ -41,22 +41,30 @@ std::string_view kind_name(std::uint8_t byte) {
   if (byte <= 0x9f) return "an array";
   if (byte <= 0xbf) return "text";
   switch (byte) {
-    case 0xc0: return "nil";
+    case 0xc0:
+      return "nil";
     case 0xc2:
-    case 0xc3: return "a boolean";
+    case 0xc3:
+      return "a boolean";
     case 0xc4:
     case 0xc5:
-    case 0xc6: return "bytes";
+    case 0xc6:
+      return "bytes";
     case 0xca:
-    case 0xcb: return "a floating-point number";
+    case 0xcb:
+      return "a floating-point number";
     case 0xd9:
     case 0xda:
-    case 0xdb: return "text";
+    case 0xdb:
+      return "text";
     case 0xdc:
-    case 0xdd: return "an array";
+    case 0xdd:
+      return "an array";
     case 0xde:
-    case 0xdf: return "a map";
-    default: break;
+    case 0xdf:
+      return "a map";
+    default:
+      break;
   }
   if (byte >= 0xcc && byte <= 0xd3) return "an integer";
   return "a form that is not used here";
@@ -352,12 +360,22 @@ bool Reader::text(std::string& value) {
   return is_utf8(value) || refuse(ErrorCode::kMalformed, "a text is not UTF-8");
 }
 
-bool Reader::bytes(std::string& value) {
+bool Reader::bytes_in_place(std::string_view& value) {
   std::uint8_t byte = 0;
   if (!head(byte)) return false;
   if (byte < 0xc4 || byte > 0xc6) return wrong_kind("a piece of bytes", byte);
   std::size_t length = 0;
-  return length_of(std::size_t{1} << (byte - 0xc4), length) && blob(length, value);
+  const char* data = nullptr;
+  if (!length_of(std::size_t{1} << (byte - 0xc4), length) || !take(length, data)) return false;
+  value = {data, length};
+  return true;
+}
+
+bool Reader::bytes(std::string& value) {
+  std::string_view in_place;
+  if (!bytes_in_place(in_place)) return false;
+  value.assign(in_place);
+  return true;
 }
 
 bool Reader::open(std::size_t count, std::size_t elements_each) {

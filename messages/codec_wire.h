@@ -61,6 +61,7 @@ class Reader {
   bool real(double& value);
   bool text(std::string& value);
   bool bytes(std::string& value);
+  bool bytes_in_place(std::string_view& value);  ///< points into the frame
   /// Takes an array's header; close() when its elements have been read. The count is at most remaining().
   bool open_array(std::size_t& count);
   bool open_array_of(std::size_t count);

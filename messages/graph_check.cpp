@@ -173,7 +173,7 @@ class GraphChecker {
       if (constant.name.empty())
         report(ErrorCode::kBadGraph, "the constant of " + value_name(constant.value) + " has no name");
       define(constant.value, kBeforeNodes, who);
-      if (constant.storage.bytes.size() != 32) report(ErrorCode::kBadGraph, who + " has no content hash");
+      if (constant.storage.empty()) report(ErrorCode::kBadGraph, who + " has no content hash");
       const Result<std::uint64_t> extent = constant.meta.extent_bytes();
       if (!extent) {
         report(ErrorCode::kBadGraph, who + ": " + extent.error().message);

@@ -20,6 +20,8 @@ constexpr std::size_t kErrorTextBytesMax =
 // -- tensors ----------------------------------------------------------------------------------------------------------
 constexpr std::size_t kTensorRankMax = 64;          // what ATen itself can index
 constexpr std::size_t kInlineBytesMax = 64u << 10;  // above it a tensor goes by handle; DESIGN 6
+constexpr std::size_t kAlignment = 64;  // of memory that ATen allocates. A copy starts as far off it as its original:
+                                        // MKL rounds by alignment, and results are to be equal to the last bit
 
 // -- programs
 // -----------------------------------------------------------------------------------------------------------
@@ -35,6 +37,7 @@ constexpr std::size_t kProgramsMax = 256;   // loaded in one cluster
 constexpr std::size_t kClientsMax = 256;
 constexpr std::size_t kRequestsPerClientMax = 1'024;  // accepted and not finished; more is kOverloaded
 constexpr std::size_t kRunsPerDeviceMax = 1'024;      // runs a device holds (waiting for edges, queued or running)
+constexpr std::uint64_t kEdgeBytes = 1u << 30;        // kept on a device for other devices, where nothing else is said
 constexpr std::size_t kStreamQueueMax = 1'024;        // commands queued on one KernelStream
 constexpr std::chrono::milliseconds kRequestDeadline{120'000};  // where the caller gives none
 constexpr std::chrono::milliseconds kRequestDeadlineMax{86'400'000};

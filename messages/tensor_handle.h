@@ -47,6 +47,9 @@ struct CudaIpcBlock {
 struct TensorHandle {
   TensorMeta meta;
   std::variant<InlineBytes, ArenaBlock, CudaIpcBlock> data;
+  /// Between devices: the tensor says so at its maker, as a view of a weight does. Some operators choose their kernel
+  /// by it (torch.matmul whether to fold), so it must be the same on the other side for the same last bits.
+  bool requires_grad = false;
   bool operator==(const TensorHandle&) const = default;
 
   /// extent_bytes() of the meta against the data's length: kMalformed unless the tensor lies inside.

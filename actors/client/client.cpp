@@ -98,6 +98,18 @@ Status provide_constants(MemoryLane& lane, const ProgramGraph& graph, const std:
   return lane.add_constants(std::move(pack));
 }
 
+Result<TensorRef> allocate_in(const ClientCore& core, TensorMeta meta) {
+  CALLBOARD_ASSIGN(const std::uint64_t bytes, meta.extent_bytes());
+  CALLBOARD_ASSIGN(const std::shared_ptr<ClientMemory> memory, core.memory());
+  TensorRef tensor;
+  tensor.meta = std::move(meta);
+  tensor.bytes = bytes;
+  if (bytes == 0) return tensor;
+  CALLBOARD_ASSIGN(tensor.keep, memory->allocate(bytes));
+  tensor.data = static_cast<std::byte*>(tensor.keep.get());
+  return tensor;
+}
+
 class ClientImpl final : public Client {
  public:
   explicit ClientImpl(std::shared_ptr<ClientCore> core) : core_(std::move(core)) {}
@@ -127,16 +139,14 @@ class ClientImpl final : public Client {
     return std::move(result->result);
   }
 
-  Result<TensorRef> allocate(TensorMeta meta) override {
-    CALLBOARD_ASSIGN(const std::uint64_t bytes, meta.extent_bytes());
-    CALLBOARD_ASSIGN(const std::shared_ptr<ClientMemory> memory, core_->memory());
-    TensorRef tensor;
-    tensor.meta = std::move(meta);
-    tensor.bytes = bytes;
-    if (bytes == 0) return tensor;
-    CALLBOARD_ASSIGN(tensor.keep, memory->allocate(bytes));
-    tensor.data = static_cast<std::byte*>(tensor.keep.get());
-    return tensor;
+  Result<TensorRef> allocate(TensorMeta meta) override { return allocate_in(*core_, std::move(meta)); }
+
+  std::function<Result<TensorRef>(TensorMeta)> allocator() override {
+    // Weak: the client's threads and descriptors end with it and with its programs.
+    return [weak = std::weak_ptr<ClientCore>(core_)](TensorMeta meta) -> Result<TensorRef> {
+      if (const auto core = weak.lock()) return allocate_in(*core, std::move(meta));
+      return fail(ErrorCode::kCancelled, "the client is closed", "connect again");
+    };
   }
 
   void on_actor_event(std::function<void(const ActorEvent&)> callback) override {

@@ -8,9 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "actors/client/tensor_ref.h"
+#include "messages/tensor_ref.h"
 #include "actors/core/run_dir.h"
 #include "messages/base/clock.h"
+#include "messages/base/fd.h"
 #include "messages/graph.h"
 #include "messages/protocol.h"
 
@@ -63,12 +64,12 @@ class Client {
  public:
   virtual ~Client() = default;  ///< cancels what is pending, closes, joins
   struct Options {
-    std::string cluster;                 ///< name, run directory, or empty for the only one that runs
+    std::string cluster;  ///< name, run directory, or empty for the only one that runs
     Duration connect_timeout = std::chrono::seconds(10);
-    std::uint64_t memory_limit = 0;      ///< of the arena for inputs; 0: what the machine has left
+    std::uint64_t memory_limit = 0;  ///< of the arena for inputs; 0: what the machine has left
     /// Asked about every 50 ms, on the caller's thread, by what blocks (connect, load, operation); true ends the call
     /// with kCancelled. For signals.
-    std::function<bool()> interrupted;
+    std::function<bool()> interrupted = {};
   };
   static Result<std::unique_ptr<Client>> connect(Options options);
 
@@ -81,6 +82,8 @@ class Client {
                                         std::optional<Duration> deadline = {}) = 0;
   /// Memory that a device can read without a copy: `bytes` in the client's arena, freed with the last `keep`.
   virtual Result<TensorRef> allocate(TensorMeta meta) = 0;
+  /// allocate() for whoever may outlive the client; after its end every call answers kCancelled. Any thread.
+  virtual std::function<Result<TensorRef>(TensorMeta meta)> allocator() = 0;
   /// Called on the loop thread for actor events ("down", …); must not block.
   virtual void on_actor_event(std::function<void(const ActorEvent&)> callback) = 0;
 };
@@ -93,7 +96,10 @@ struct SavedProgram {
   Placement placement;
   std::vector<ConstantBytes> constants;  ///< point into `keep`
   std::shared_ptr<void> keep;            ///< the mapped file
+  std::shared_ptr<const UniqueFd> file;  ///< the same, open; for load_program_file() again
 };
 Result<SavedProgram> load_program_file(const std::string& path);
+/// The file that was loaded, whatever lies at its path now; kCorrupted where it was written to. `path` is for messages.
+Result<SavedProgram> load_program_file(std::shared_ptr<const UniqueFd> file, const std::string& path);
 
 }  // namespace callboard::actors

@@ -37,20 +37,28 @@ Overloaded(F...) -> Overloaded<F...>;
 std::shared_ptr<Messenger> shared_messenger() {
   static std::mutex mutex;
   static std::weak_ptr<Messenger> current;
+  static pid_t owner = 0;
   std::lock_guard lock(mutex);
   std::shared_ptr<Messenger> messenger = current.lock();
+  if (messenger && owner != ::getpid()) {
+    // Forked off: that context has lost its threads. It is left as it is, its sockets are the parent's.
+    static_cast<void>(new std::shared_ptr<Messenger>(std::move(messenger)));
+    messenger = nullptr;
+  }
   if (!messenger) {
     messenger = Messenger::create();
     current = messenger;
+    owner = ::getpid();
   }
   return messenger;
 }
 
-/// Unique over processes, their forks, and the clients of one process.
+/// Unique over processes, their forks, and the clients of one process. Fifteen characters: as many as a string holds
+/// without a heap block, and the name is in every message.
 ActorId new_client_id() {
   std::random_device random;
   constexpr char kDigits[] = "0123456789abcdef";
-  std::string name = "client-" + std::to_string(::getpid()) + "-";
+  std::string name = "client-";
   for (int i = 0; i < 8; ++i) name += kDigits[random() % 16];
   return {std::move(name), 1};
 }

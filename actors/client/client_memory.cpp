@@ -89,9 +89,9 @@ void ClientMemory::trim() {
 }
 
 Result<std::shared_ptr<void>> ClientMemory::allocate(std::size_t bytes) {
-  CALLBOARD_ASSIGN(kernels::Arena* const from, arena());
+  CALLBOARD_ASSIGN(std::shared_ptr<kernels::Arena> from, arena());
   CALLBOARD_ASSIGN(void* const block, from->allocate(bytes == 0 ? 1 : bytes));
-  return std::shared_ptr<void>(block, [from](void* pointer) { from->deallocate(pointer); });
+  return std::shared_ptr<void>(block, [from = std::move(from)](void* pointer) { from->deallocate(pointer); });
 }
 
 std::optional<ArenaBlock> ClientMemory::find(const void* data) const {
@@ -109,14 +109,13 @@ std::optional<ArenaBlock> ClientMemory::find(const void* data) const {
   return block;
 }
 
-Result<kernels::Arena*> ClientMemory::arena() {
-  if (kernels::Arena* ready = arena_.load(std::memory_order_acquire)) return ready;
+Result<std::shared_ptr<kernels::Arena>> ClientMemory::arena() {
   std::lock_guard lock(creation_);
-  if (kernels::Arena* ready = arena_.load(std::memory_order_acquire)) return ready;
+  if (owned_) return owned_;
   kernels::ArenaOptions options;
   options.owner = options_.self;
   options.memory_limit = options_.memory_limit;
-  // The arena outlives this client, the lane need not.
+  // The arena may outlive this client (a block that is out), the lane need not.
   const std::weak_ptr<Mappings> weak = mappings_;
   kernels::SegmentObserver observer;
   observer.added = [weak](SegmentId segment, UniqueFd read_only, std::uint64_t bytes) -> Status {
@@ -127,9 +126,9 @@ Result<kernels::Arena*> ClientMemory::arena() {
   observer.dropped = [weak](SegmentId segment) {
     if (const auto mappings = weak.lock()) mappings->owned_lane->drop_segment(segment);
   };
-  CALLBOARD_ASSIGN(kernels::Arena* const created, kernels::Arena::create(std::move(options), std::move(observer)));
-  arena_.store(created, std::memory_order_release);
-  return created;
+  CALLBOARD_ASSIGN(owned_, kernels::Arena::create_shared(std::move(options), std::move(observer)));
+  arena_.store(owned_.get(), std::memory_order_release);
+  return owned_;
 }
 
 Result<TensorRef> ClientMemory::open(TensorHandle handle) {

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "actors/client/tensor_ref.h"
+#include "messages/tensor_ref.h"
 #include "actors/core/memory_lane.h"
 #include "kernels/memory/arena.h"
 #include "messages/base/fd.h"
@@ -48,12 +48,13 @@ class ClientMemory {
  private:
   struct Mappings;
   ClientMemory(Options options, std::shared_ptr<Mappings> mappings);
-  Result<kernels::Arena*> arena();
+  Result<std::shared_ptr<kernels::Arena>> arena();
 
   const Options options_;
   const std::shared_ptr<Mappings> mappings_;
-  std::mutex creation_;
-  std::atomic<kernels::Arena*> arena_{nullptr};  // set once, under creation_; lives as long as the process
+  mutable std::mutex creation_;
+  std::shared_ptr<kernels::Arena> owned_;        // guarded by creation_; set once. Each block that is out owns it, too
+  std::atomic<kernels::Arena*> arena_{nullptr};  // the same, for a look without the lock
 };
 
 /// Memory of a client's own for a small result: aligned to 64 bytes, as ATen likes it.

@@ -4,7 +4,7 @@
 #include <optional>
 #include <utility>
 
-#include "messages/graph_check.h"
+#include "actors/client/tensor_parts.h"
 #include "messages/limits.h"
 
 namespace callboard::actors {
@@ -43,19 +43,16 @@ Status check_count(const ProgramGraph& graph, std::size_t given) {
 }
 
 Result<Touched> touched(const std::string& name, const TensorRef& tensor) {
-  const auto bad = [&](const std::string& what) {
-    return fail(ErrorCode::kBadInput, "input '" + name + "', " + tensor.meta.to_string() + ": " + what);
-  };
-  auto extent = tensor.meta.extent_bytes();
-  if (!extent) return bad(extent.error().message);
-  if (*extent > tensor.bytes) {
-    return bad("its elements reach to byte " + std::to_string(*extent) + ", its memory has " +
-               std::to_string(tensor.bytes));
-  }
-  if (*extent == 0) return Touched{};
-  if (tensor.data == nullptr) return bad("it has no memory");
+  CALLBOARD_ASSIGN(const std::uint64_t extent, check_tensor_memory(name, tensor));
+  if (extent == 0) return Touched{};
   const std::uint64_t start = static_cast<std::uint64_t>(tensor.meta.storage_offset) * dtype_size(tensor.meta.dtype);
-  return Touched{start, *extent - start};
+  return Touched{start, extent - start};
+}
+
+/// How far a copy has to start off an aligned address to be aligned like its original, in bytes.
+std::size_t offset_like(const std::byte* original, DType dtype) {
+  const auto off = reinterpret_cast<std::uintptr_t>(original) % limits::kAlignment;
+  return off % dtype_size(dtype) == 0 ? off : 0;
 }
 
 class Packer {
@@ -69,8 +66,13 @@ class Packer {
     if (part.bytes <= limits::kInlineBytesMax && inline_bytes_ + part.bytes <= kInlineBytesPerRequestMax) {
       inline_bytes_ += part.bytes;
       InlineBytes bytes;
-      if (part.bytes > 0) bytes.bytes.assign(reinterpret_cast<const char*>(tensor.data + part.start), part.bytes);
-      handle.meta.storage_offset = 0;
+      const std::byte* from = tensor.data + part.start;
+      const std::size_t offset = part.bytes > 0 ? offset_like(from, handle.meta.dtype) : 0;
+      if (part.bytes > 0) {
+        bytes.bytes.resize(offset);
+        bytes.bytes.append(reinterpret_cast<const char*>(from), part.bytes);
+      }
+      handle.meta.storage_offset = static_cast<std::int64_t>(offset / dtype_size(handle.meta.dtype));
       handle.data = std::move(bytes);
       return handle;
     }
@@ -85,8 +87,10 @@ class Packer {
       handle.data = std::move(*block);
       return handle;
     }
-    handle.meta.storage_offset = 0;
-    auto copied = copy(tensor.data + part.start, part.bytes);
+    const std::byte* from = tensor.data + part.start;
+    const std::size_t offset = offset_like(from, handle.meta.dtype);
+    handle.meta.storage_offset = static_cast<std::int64_t>(offset / dtype_size(handle.meta.dtype));
+    auto copied = copy(from, part.bytes, offset);
     if (!copied) {
       Error error = std::move(copied).error();
       error.message =
@@ -104,13 +108,13 @@ class Packer {
     ArenaBlock block;
   };
 
-  Result<ArenaBlock> copy(const std::byte* from, std::uint64_t bytes) {
+  Result<ArenaBlock> copy(const std::byte* from, std::uint64_t bytes, std::size_t offset) {
     // The same memory given twice is copied once.
     for (const auto& earlier : copies_) {
       if (earlier.from == from && earlier.bytes == bytes) return earlier.block;
     }
-    CALLBOARD_ASSIGN(std::shared_ptr<void> to, memory_.allocate(bytes));
-    std::memcpy(to.get(), from, bytes);
+    CALLBOARD_ASSIGN(std::shared_ptr<void> to, memory_.allocate(offset + bytes));
+    std::memcpy(static_cast<std::byte*>(to.get()) + offset, from, bytes);
     auto block = memory_.find(to.get());
     if (!block) return fail(ErrorCode::kInternal, "the arena does not know the block that it gave");
     packed_.holds.push_back(std::move(to));
@@ -135,14 +139,18 @@ std::vector<ValueSpec> input_specs(const ProgramGraph& graph) {
   return specs;
 }
 
-Result<PackedInputs> pack_inputs(const ProgramGraph& graph, std::span<const ValueSpec> specs,
-                                 std::span<const ClientValue> inputs, ClientMemory& memory) {
-  CALLBOARD_TRY(check_count(graph, inputs.size()));
+std::vector<InputDescription> describe_inputs(std::span<const ClientValue> inputs) {
   std::vector<InputDescription> descriptions;
   descriptions.reserve(inputs.size());
   for (const auto& input : inputs) descriptions.push_back(std::visit(Describe{}, input));
+  return descriptions;
+}
+
+Result<PackedInputs> pack_inputs(const ProgramGraph& graph, std::span<const ValueSpec> specs,
+                                 std::span<const ClientValue> inputs, ClientMemory& memory) {
+  CALLBOARD_TRY(check_count(graph, inputs.size()));
   PackedInputs packed;
-  CALLBOARD_ASSIGN(packed.symbols, bind_symbols(graph.symbols, specs, descriptions));
+  CALLBOARD_ASSIGN(packed.symbols, bind_symbols(graph.symbols, specs, describe_inputs(inputs)));
   packed.values.reserve(inputs.size());
   Packer packer(memory, packed);
   for (std::size_t i = 0; i < inputs.size(); ++i) {

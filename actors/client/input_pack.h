@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "actors/client/client_memory.h"
-#include "actors/client/tensor_ref.h"
+#include "messages/tensor_ref.h"
 #include "messages/graph.h"
+#include "messages/graph_check.h"
 
 namespace callboard::actors {
 
@@ -23,6 +24,9 @@ constexpr std::size_t kInlineBytesPerRequestMax = 4u << 20;
 
 /// What the program says of each of its inputs, under the input's name. Made once for each program.
 std::vector<ValueSpec> input_specs(const ProgramGraph& graph);
+
+/// What bind_symbols() wants to know of them.
+std::vector<InputDescription> describe_inputs(std::span<const ClientValue> inputs);
 
 /// Runs in the caller's thread. kBadInput names the input: count, kind, dtype, rank, sizes, symbols, memory that the
 /// tensor reaches beyond. kOutOfMemory where the arena has no room.

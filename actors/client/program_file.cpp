@@ -44,6 +44,37 @@ Result<ConstantBytes> read_storage(const std::string& path, const SafetensorsFil
   return ConstantBytes{constant.storage, data, entry->bytes};
 }
 
+Result<SavedProgram> read_program(const std::string& path, const SafetensorsFile& file) {
+  const auto format = file.metadata.find("format");
+  const SafetensorsEntry* entry = file.find(kProgramEntry);
+  if (entry == nullptr || format == file.metadata.end() || format->second != kFormat) {
+    return fail(not_a_program(path, "it is another kind of safetensors file"));
+  }
+  auto packet = decode_packet({reinterpret_cast<const char*>(file.data(*entry)), entry->bytes});
+  if (!packet) {
+    Error error = std::move(packet).error();
+    error.message = path + ": " + error.message;
+    if (error.code == ErrorCode::kVersionMismatch)
+      error.hint = "export the program again with this version of callboard";
+    return fail(std::move(error));
+  }
+  auto* content = std::get_if<LoadProgram>(&packet->message);
+  if (content == nullptr) return fail(not_a_program(path, "it holds another message"));
+  CALLBOARD_TRY(check_program(content->program));
+  SavedProgram saved;
+  std::map<ContentHash, bool> known;
+  for (const auto& constant : content->program.constants) {
+    if (!known.emplace(constant.storage, true).second) continue;
+    CALLBOARD_ASSIGN(const ConstantBytes bytes, read_storage(path, file, constant));
+    saved.constants.push_back(bytes);
+  }
+  saved.graph = std::move(content->program);
+  saved.placement = std::move(content->placement);
+  saved.keep = file.keep;
+  saved.file = file.fd;
+  return saved;
+}
+
 }  // namespace
 
 Status save_program(const std::string& path, const ProgramGraph& graph, const Placement& placement,
@@ -83,33 +114,12 @@ Status save_program(const std::string& path, const ProgramGraph& graph, const Pl
 
 Result<SavedProgram> load_program_file(const std::string& path) {
   CALLBOARD_ASSIGN(const SafetensorsFile file, SafetensorsFile::open(path));
-  const auto format = file.metadata.find("format");
-  const SafetensorsEntry* entry = file.find(kProgramEntry);
-  if (entry == nullptr || format == file.metadata.end() || format->second != kFormat) {
-    return fail(not_a_program(path, "it is another kind of safetensors file"));
-  }
-  auto packet = decode_packet({reinterpret_cast<const char*>(file.data(*entry)), entry->bytes});
-  if (!packet) {
-    Error error = std::move(packet).error();
-    error.message = path + ": " + error.message;
-    if (error.code == ErrorCode::kVersionMismatch)
-      error.hint = "export the program again with this version of callboard";
-    return fail(std::move(error));
-  }
-  auto* content = std::get_if<LoadProgram>(&packet->message);
-  if (content == nullptr) return fail(not_a_program(path, "it holds another message"));
-  CALLBOARD_TRY(check_program(content->program));
-  SavedProgram saved;
-  std::map<ContentHash, bool> known;
-  for (const auto& constant : content->program.constants) {
-    if (!known.emplace(constant.storage, true).second) continue;
-    CALLBOARD_ASSIGN(const ConstantBytes bytes, read_storage(path, file, constant));
-    saved.constants.push_back(bytes);
-  }
-  saved.graph = std::move(content->program);
-  saved.placement = std::move(content->placement);
-  saved.keep = file.keep;
-  return saved;
+  return read_program(path, file);
+}
+
+Result<SavedProgram> load_program_file(std::shared_ptr<const UniqueFd> file, const std::string& path) {
+  CALLBOARD_ASSIGN(const SafetensorsFile mapped, SafetensorsFile::open(std::move(file), path));
+  return read_program(path, mapped);
 }
 
 }  // namespace callboard::actors

@@ -17,6 +17,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "actors/core/output_file.h"
 #include "messages/base/fd.h"
 #include "messages/limits.h"
 
@@ -249,16 +250,23 @@ struct Mapping {
   }
 };
 
-Result<std::shared_ptr<Mapping>> map_file(const std::string& path) {
+Result<UniqueFd> open_file(const std::string& path) {
+  if (path.find('\0') != std::string::npos) {
+    return fail(ErrorCode::kBadInput,
+                "the path of the file has a NUL byte in it, behind '" + path.substr(0, path.find('\0')) + "'",
+                "no file can be named so");
+  }
   // Non-blocking, since opening a pipe would wait for its writer.
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd) {
-    const int error = errno;
-    const ErrorCode code = error == ENOENT ? ErrorCode::kFileNotFound : ErrorCode::kFileUnreadable;
-    return fail(code, "cannot open " + path + ": " + reason_of(error));
-  }
+  if (fd) return fd;
+  const int error = errno;
+  const ErrorCode code = error == ENOENT ? ErrorCode::kFileNotFound : ErrorCode::kFileUnreadable;
+  return fail(code, "cannot open " + path + ": " + reason_of(error));
+}
+
+Result<std::shared_ptr<Mapping>> map_file(int fd, const std::string& path) {
   struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) {
+  if (::fstat(fd, &info) != 0) {
     return fail(ErrorCode::kFileUnreadable, "cannot read the size of " + path + ": " + reason_of(errno));
   }
   if (!S_ISREG(info.st_mode)) return fail(ErrorCode::kFileUnreadable, path + " is not a regular file");
@@ -269,7 +277,7 @@ Result<std::shared_ptr<Mapping>> map_file(const std::string& path) {
   }
   auto mapping = std::make_shared<Mapping>();
   mapping->bytes = static_cast<std::size_t>(info.st_size);
-  void* data = ::mmap(nullptr, mapping->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd.get(), 0);
+  void* data = ::mmap(nullptr, mapping->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
   if (data == MAP_FAILED) return fail(ErrorCode::kFileUnreadable, "cannot map " + path + ": " + reason_of(errno));
   mapping->data = data;
   return mapping;
@@ -311,23 +319,6 @@ Status parse_header(const std::string& path, std::string_view header, Safetensor
 // -- writing
 // --------------------------------------------------------------------------------------------------------------
 
-Status write_all(int fd, const void* data, std::uint64_t bytes, const std::string& path) {
-  constexpr std::uint64_t kChunkMax = 1u << 30;  // write() takes at most 2 GiB at once
-  const auto* from = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t written = ::write(fd, from, std::min(bytes, kChunkMax));
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) {
-      const int error = written < 0 ? errno : ENOSPC;
-      return fail(ErrorCode::kResourceExhausted, "cannot write " + path + ": " + reason_of(error),
-                  "check the space and the permissions of its folder");
-    }
-    from += written;
-    bytes -= static_cast<std::uint64_t>(written);
-  }
-  return {};
-}
-
 Result<std::string> make_header(std::span<const SafetensorsItem> items,
                                 const std::map<std::string, std::string>& metadata, std::vector<std::uint64_t>& sizes) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
@@ -362,13 +353,13 @@ Result<std::string> make_header(std::span<const SafetensorsItem> items,
   return text;
 }
 
-Status write_parts(int fd, const std::string& path, const std::string& header, std::span<const SafetensorsItem> items,
+Status write_parts(OutputFile& file, const std::string& header, std::span<const SafetensorsItem> items,
                    const std::vector<std::uint64_t>& sizes) {
   std::array<unsigned char, kLengthBytes> length{};
   for (std::size_t i = 0; i < kLengthBytes; ++i) length[i] = static_cast<unsigned char>(header.size() >> (8 * i));
-  CALLBOARD_TRY(write_all(fd, length.data(), length.size(), path));
-  CALLBOARD_TRY(write_all(fd, header.data(), header.size(), path));
-  for (std::size_t i = 0; i < items.size(); ++i) CALLBOARD_TRY(write_all(fd, items[i].data, sizes[i], path));
+  CALLBOARD_TRY(file.write(length.data(), length.size()));
+  CALLBOARD_TRY(file.write(header));
+  for (std::size_t i = 0; i < items.size(); ++i) CALLBOARD_TRY(file.write(items[i].data, sizes[i]));
   return {};
 }
 
@@ -393,7 +384,12 @@ Result<DType> safetensors_dtype(std::string_view name) {
 }
 
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
-  CALLBOARD_ASSIGN(const std::shared_ptr<Mapping> mapping, map_file(path));
+  CALLBOARD_ASSIGN(UniqueFd fd, open_file(path));
+  return open(std::make_shared<const UniqueFd>(std::move(fd)), path);
+}
+
+Result<SafetensorsFile> SafetensorsFile::open(std::shared_ptr<const UniqueFd> fd, const std::string& path) {
+  CALLBOARD_ASSIGN(const std::shared_ptr<Mapping> mapping, map_file(fd->get(), path));
   CALLBOARD_ASSIGN(const std::uint64_t length, read_header_length(path, *mapping));
   SafetensorsFile file;
   const std::string_view header(static_cast<const char*>(mapping->data) + kLengthBytes, length);
@@ -404,6 +400,7 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
   for (auto& entry : file.entries) entry.offset += data_start;
   // The mapping's address is found through `keep`, so the pointer that is kept is the data's.
   file.keep = std::shared_ptr<void>(mapping, mapping->data);
+  file.fd = std::move(fd);
   return file;
 }
 
@@ -422,16 +419,9 @@ Status write_safetensors(const std::string& path, std::span<const SafetensorsIte
                          const std::map<std::string, std::string>& metadata) {
   std::vector<std::uint64_t> sizes;
   CALLBOARD_ASSIGN(const std::string header, make_header(items, metadata, sizes));
-  const std::string temporary = path + ".tmp." + std::to_string(::getpid());
-  UniqueFd fd(::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0644));
-  if (!fd) return fail(ErrorCode::kFileUnreadable, "cannot create " + temporary + ": " + reason_of(errno));
-  Status status = write_parts(fd.get(), path, header, items, sizes);
-  fd.reset();
-  if (status && ::rename(temporary.c_str(), path.c_str()) != 0) {
-    status = fail(ErrorCode::kFileUnreadable, "cannot rename " + temporary + " to " + path + ": " + reason_of(errno));
-  }
-  if (!status) ::unlink(temporary.c_str());
-  return status;
+  CALLBOARD_ASSIGN(OutputFile file, OutputFile::create(path));
+  CALLBOARD_TRY(write_parts(file, header, items, sizes));
+  return file.finish();
 }
 
 }  // namespace callboard::actors

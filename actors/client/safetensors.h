@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "messages/base/error.h"
+#include "messages/base/fd.h"
 #include "messages/tensor_meta.h"
 
 namespace callboard::actors {
@@ -35,9 +36,14 @@ struct SafetensorsFile {
   std::shared_ptr<void>
       keep;  ///< the mapping: private, writing changes this process's view only. Outlives the struct if copied
 
+  /// Open as long as somebody keeps it: the same file whatever comes to lie at its path.
+  std::shared_ptr<const UniqueFd> fd;
+
   /// kFileNotFound, kFileUnreadable (with the reason of the system), kTooLarge, kTruncated, kMalformed; names the file,
   /// and the entry where one is at fault.
   static Result<SafetensorsFile> open(const std::string& path);
+  /// A file that is open already; the path is for messages.
+  static Result<SafetensorsFile> open(std::shared_ptr<const UniqueFd> fd, const std::string& path);
 
   const SafetensorsEntry* find(std::string_view name) const;
   /// Not aligned to more than the writer cared for.
@@ -52,7 +58,8 @@ struct SafetensorsItem {
 };
 
 /// Writes beside `path` and renames, so that a reader never sees half a file. Data start 64-byte aligned where sizes
-/// allow it (the header is padded; items are ordered as given). kUnsupported for dtypes that the format lacks.
+/// allow it (the header is padded; items are ordered as given). kUnsupported for dtypes that the format lacks; else as
+/// OutputFile.
 Status write_safetensors(const std::string& path, std::span<const SafetensorsItem> items,
                          const std::map<std::string, std::string>& metadata);
 

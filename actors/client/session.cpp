@@ -26,7 +26,7 @@ struct Request {
   TimePoint give_up = kNever;
   bool quiesced = false;  ///< Quiesced overtook the Outcome
   bool cancelled = false;
-  ContentHash program;    ///< of a submit
+  ContentHash program;  ///< of a submit
 };
 
 /// CS-3: the request that brought this error had been given up.
@@ -60,7 +60,19 @@ Error loss_of(Error why) {
   return error;
 }
 
-Error late_error(RequestSeq request) {
+/// The coordinator beats several times a second; so long a silence means that it stands still.
+constexpr Duration kSilence = limits::kDeadAfter;
+
+Error late_error(RequestSeq request, Duration silence) {
+  if (silence >= kSilence) {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(silence).count();
+    return Error(ErrorCode::kDeadlineExceeded,
+                 "request " + std::to_string(request) +
+                     " had no answer by its deadline: the coordinator has not been "
+                     "heard of for " +
+                     std::to_string(seconds) + " s; its process is stopped, or gets no processor time",
+                 "look at the process (`callboard status` names it); a longer deadline does not help");
+  }
   return Error(ErrorCode::kDeadlineExceeded,
                "request " + std::to_string(request) + " had no answer by its deadline, nor shortly after it",
                "give a longer deadline, or see `callboard status` for what the devices are doing");
@@ -117,7 +129,10 @@ class SessionImpl final : public Session {
   }
 
   Actions step(Event event, TimePoint now) override {
-    if (auto* from = std::get_if<FromCoordinator>(&event)) return on_message(std::move(from->message));
+    if (auto* from = std::get_if<FromCoordinator>(&event)) {
+      heard_at_ = now;
+      return on_message(std::move(from->message));
+    }
     if (auto* lost = std::get_if<Lost>(&event)) return on_lost(std::move(lost->why));
     return on_tick(now);
   }
@@ -234,6 +249,7 @@ class SessionImpl final : public Session {
 
   Actions on_tick(TimePoint now) {
     Actions actions;
+    const Duration silence = heard_at_ == kNever ? Duration::zero() : now - heard_at_;
     while (!timers_.empty() && timers_.begin()->first <= now) {
       const RequestSeq request = timers_.begin()->second;
       timers_.erase(timers_.begin());
@@ -242,11 +258,13 @@ class SessionImpl final : public Session {
       Request& entry = found->second;
       if (entry.waiting == Waiting::kOutcome) {
         entry.waiting = Waiting::kBoth;
-        actions.push_back(Completed{request, failed_outcome(request, OutcomeStatus::kExpired, late_error(request))});
+        actions.push_back(
+            Completed{request, failed_outcome(request, OutcomeStatus::kExpired, late_error(request, silence))});
         if (!entry.cancelled) actions.push_back(SendOut{CancelRequest{request}});
         entry.cancelled = true;
       } else {
-        actions.push_back(Answered{request, failed_answer(request, entry.waiting, late_error(request)), false});
+        actions.push_back(
+            Answered{request, failed_answer(request, entry.waiting, late_error(request, silence)), false});
         requests_.erase(found);
       }
     }
@@ -299,6 +317,7 @@ class SessionImpl final : public Session {
   }
 
   RequestSeq last_request_ = 0;
+  TimePoint heard_at_ = kNever;  // when the coordinator last said something, a beat included
   Requests requests_;
   std::set<std::pair<TimePoint, RequestSeq>> timers_;  // of those whose caller waits
   std::optional<Error> lost_;

@@ -40,6 +40,8 @@ CoordinatorOptions core_options(const CoordinatorProcessOptions& options) {
   core.beat_dead = config.heartbeat.dead;
   core.requests_per_client = config.limits.requests_per_client;
   core.clients_max = config.limits.clients;
+  core.runs_per_device = config.limits.device_fragments;
+  core.edge_bytes = config.limits.edge_bytes;
   return core;
 }
 
@@ -47,7 +49,9 @@ CoordinatorOptions core_options(const CoordinatorProcessOptions& options) {
 class CoordinatorActor {
  public:
   explicit CoordinatorActor(CoordinatorProcessOptions options)
-      : options_(std::move(options)), parent_(::getppid()), loop_(Loop::create()),
+      : options_(std::move(options)),
+        parent_(::getppid()),
+        loop_(Loop::create()),
         core_(CoordinatorCore::create(core_options(options_))) {}
 
   ~CoordinatorActor() { hub_.reset(); }
@@ -77,9 +81,9 @@ class CoordinatorActor {
   std::unique_ptr<CoordinatorCore> core_;
   std::unique_ptr<Hub> hub_;
   UniqueFd signals_;
-  std::deque<CoordinatorCore::Event> events_;     // not yet stepped; an action may add one
+  std::deque<CoordinatorCore::Event> events_;  // not yet stepped; an action may add one
   bool stepping_ = false;
-  std::map<ActorId, UniqueFd> clients_;           // a pidfd for each client process, readable when it ends
+  std::map<ActorId, UniqueFd> clients_;             // a pidfd for each client process, readable when it ends
   std::map<ActorId, std::deque<Message>> backlog_;  // what a peer's link has no room for yet
   bool flush_armed_ = false;
 };
@@ -91,7 +95,8 @@ Status CoordinatorActor::start() {
   hub.self = ActorId{"coordinator", options_.epoch};
   hub.epoch = options_.epoch;
   hub.cluster = options_.config.name;
-  hub.peers_max = options_.config.limits.clients + options_.config.devices.size() + 1;
+  // Everybody, the node actor, and one client too many: the core refuses that one, and says by which limit.
+  hub.peers_max = options_.config.limits.clients + options_.config.devices.size() + 1 + 1;
   CALLBOARD_ASSIGN(hub.endpoint, ipc_endpoint(options_.run_dir + "/coordinator.sock"));
   Hub::Events events;
   events.hello = [this](const Hello& hello) { return greet(hello); };
@@ -162,16 +167,20 @@ void CoordinatorActor::unwatch_client(const ActorId& client) {
 }
 
 void CoordinatorActor::step(CoordinatorCore::Event event) {
-  events_.push_back(std::move(event));
-  if (stepping_) return;
+  if (stepping_) {
+    events_.push_back(std::move(event));
+    return;
+  }
   stepping_ = true;
+  for (CoordinatorCore::Action& action : core_->step(std::move(event), Clock::now())) act(std::move(action));
   while (!events_.empty()) {
     CoordinatorCore::Event next = std::move(events_.front());
     events_.pop_front();
     for (CoordinatorCore::Action& action : core_->step(std::move(next), Clock::now())) act(std::move(action));
   }
   stepping_ = false;
-  tick_.at(core_->next_tick());
+  // A tick that comes too early only looks; moving the timer at every step would cost more.
+  tick_.no_later_than(core_->next_tick());
 }
 
 void CoordinatorActor::act(CoordinatorCore::Action action) {

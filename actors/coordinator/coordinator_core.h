@@ -38,35 +38,61 @@ struct CoordinatorOptions {
     std::string name;
     std::uint64_t memory_limit = 0;  ///< 0: unknown
   };
-  std::vector<Device> devices;       ///< expected; the cluster is ready when all are
+  std::vector<Device> devices;  ///< expected; the cluster is ready when all are
   Duration default_deadline = std::chrono::seconds(120);
   Duration beat_dead = std::chrono::seconds(3);
-  Duration beat_interval = limits::kBeatInterval;       ///< our own beats to every peer
-  Duration client_dead = std::chrono::seconds(30);      ///< a client that used to beat and is silent so long is gone
+  Duration beat_interval = limits::kBeatInterval;   ///< our own beats to every peer
+  Duration client_dead = std::chrono::seconds(30);  ///< a client that used to beat and is silent so long is gone
   /// A lost link waits so long for the exit report, to name the real cause.
   Duration exit_report_wait = std::chrono::seconds(1);
   std::size_t requests_per_client = limits::kRequestsPerClientMax;
   std::size_t clients_max = limits::kClientsMax;
   /// Fragments sent to a device and not answered; the rest waits here, fairly by client.
   std::size_t runs_per_device = 256;
+  /// What the runs on a device may keep there for other devices, in bytes; further ones wait here. 0: a quarter of the
+  /// device's memory_limit, or limits::kEdgeBytes without one.
+  std::uint64_t edge_bytes = 0;
 };
 
 class CoordinatorCore {
  public:
   // -- events
-  struct PeerJoined { Hello hello; };
-  struct MessageFrom { ActorId from; Message message; };
-  struct PeerLost { ActorId peer; Error why; };
+  struct PeerJoined {
+    Hello hello;
+  };
+  struct MessageFrom {
+    ActorId from;
+    Message message;
+  };
+  struct PeerLost {
+    ActorId peer;
+    Error why;
+  };
   /// A Send that the transport will never bring (kTooLarge).
-  struct SendRefused { ActorId to; Message message; Error why; };
+  struct SendRefused {
+    ActorId to;
+    Message message;
+    Error why;
+  };
   struct Tick {};
   using Event = std::variant<PeerJoined, MessageFrom, PeerLost, SendRefused, Tick>;
 
   // -- actions
-  struct Send { ActorId to; Message message; };  ///< a Beat goes unnumbered, everything else numbered
-  struct Forget { ActorId peer; };              ///< fence: later frames of it are refused
-  struct LogLine { log::Level level; std::string event; std::string text; };
-  struct SetLogLevel { log::Level level; };
+  struct Send {
+    ActorId to;
+    Message message;
+  };  ///< a Beat goes unnumbered, everything else numbered
+  struct Forget {
+    ActorId peer;
+  };  ///< fence: later frames of it are refused
+  struct LogLine {
+    log::Level level;
+    std::string event;
+    std::string text;
+  };
+  struct SetLogLevel {
+    log::Level level;
+  };
   using Action = std::variant<Send, Forget, LogLine, SetLogLevel>;
   using Actions = std::vector<Action>;
 

@@ -6,14 +6,24 @@
 #include "actors/coordinator/text.h"
 
 namespace callboard::actors {
+namespace {
+
+constexpr std::uint64_t kEdgeShare = 4;  // of a device's memory, for values that wait for other devices
+
+}  // namespace
 
 std::string_view device_state_name(DeviceState state) {
   switch (state) {
-    case DeviceState::kStarting: return "starting";
-    case DeviceState::kLoading: return "loading";
-    case DeviceState::kReady: return "ready";
-    case DeviceState::kDown: return "down";
-    case DeviceState::kFailed: return "failed";
+    case DeviceState::kStarting:
+      return "starting";
+    case DeviceState::kLoading:
+      return "loading";
+    case DeviceState::kReady:
+      return "ready";
+    case DeviceState::kDown:
+      return "down";
+    case DeviceState::kFailed:
+      return "failed";
   }
   return "unknown";
 }
@@ -25,6 +35,8 @@ Members::Members(CoreContext& context) : context_(context) {
     device.name = option.name;
     device.memory_limit = option.memory_limit;
     device.id.name = option.name;
+    const std::uint64_t share = option.memory_limit != 0 ? option.memory_limit / kEdgeShare : limits::kEdgeBytes;
+    device.edge_bytes_max = context.options.edge_bytes != 0 ? context.options.edge_bytes : share;
     devices_.push_back(std::move(device));
   }
 }
@@ -51,7 +63,7 @@ Status Members::admit(const Hello& hello) const {
     if (context_.stopping) return fail(ErrorCode::kActorUnavailable, "the cluster is shutting down");
     if (clients_.count(hello.who) == 0 && clients_.size() >= context_.options.clients_max) {
       return fail(ErrorCode::kOverloaded,
-                  "the coordinator already serves " + std::to_string(clients_.size()) + " clients",
+                  "the cluster has " + std::to_string(clients_.size()) + " clients, as many as limits.clients allows",
                   "close clients that are done, or raise limits.clients in the cluster file");
     }
     return {};
@@ -103,6 +115,7 @@ std::optional<DeviceLoss> Members::device_joined(DeviceIndex index, const Hello&
   device.report_due = kNever;
   device.loss.reset();
   device.in_flight = 0;
+  device.held_bytes = 0;
   ++device.starts;
   return loss;
 }
@@ -126,6 +139,7 @@ void Members::link_lost(DeviceIndex index, Error why, TimePoint now) {
   device.fenced = std::max(device.fenced, device.id.incarnation);
   device.report_due = after(now, context_.options.exit_report_wait);
   device.in_flight = 0;
+  device.held_bytes = 0;
   context_.forget(device.id);
   context_.log(log::Level::kWarning, "device_link_lost", device.id.to_string() + ": " + why.message);
   tell_clients(device.id, "down", why);
@@ -146,6 +160,7 @@ std::optional<DeviceLoss> Members::exited(const ActorExited& report) {
   device.report_due = kNever;
   device.loss.reset();
   device.in_flight = 0;
+  device.held_bytes = 0;
   device.last_exit = loss.error;
   device.state = loss.failed ? DeviceState::kFailed : DeviceState::kDown;
   ++context_.counters.device_losses;
@@ -165,9 +180,8 @@ Error Members::exit_error(const Device& device, const ActorExited& report) const
   if (report.signalled && report.code == SIGKILL && !report.stopped_by_us) {
     error.hint = "if nobody sent the signal, the machine ran out of memory (see dmesg); ";
   }
-  error.hint += report.restart_in_ms >= 0
-                    ? "it is started again in " + std::to_string(report.restart_in_ms) + " ms: submit again"
-                    : "it is not started again: see `callboard logs " + device.name + "`";
+  error.hint += report.restart_in_ms >= 0 ? "it is started again " + wait_text(report.restart_in_ms) + ": submit again"
+                                          : "it is not started again: see `callboard logs " + device.name + "`";
   if (device.loss && device.id == report.who) error.causes.push_back(*device.loss);
   return error;
 }
@@ -188,8 +202,8 @@ std::vector<DeviceLoss> Members::overdue(TimePoint now) {
     if (device.report_due > now) continue;
     device.report_due = kNever;
     Error error(ErrorCode::kActorDied,
-                "device actor " + device.id.to_string() + " was lost: " +
-                    (device.loss ? device.loss->message : std::string("its link ended")),
+                "device actor " + device.id.to_string() +
+                    " was lost: " + (device.loss ? device.loss->message : std::string("its link ended")),
                 "it is ended and started again: submit again");
     error.actor = device.id.to_string();
     if (node_) context_.send(*node_, StopActor{device.id, true, true});

@@ -27,10 +27,10 @@ struct Device {
   std::string name;
   std::uint64_t memory_limit = 0;
   DeviceState state = DeviceState::kStarting;
-  ActorId id;               ///< the incarnation that joined last; 0 before the first
-  bool joined = false;      ///< its link is there
-  bool ended = true;        ///< the process of `id` is known to have ended (or never was)
-  Incarnation fenced = 0;   ///< this incarnation and older ones are not let in any more
+  ActorId id;              ///< the incarnation that joined last; 0 before the first
+  bool joined = false;     ///< its link is there
+  bool ended = true;       ///< the process of `id` is known to have ended (or never was)
+  Incarnation fenced = 0;  ///< this incarnation and older ones are not let in any more
   std::int64_t pid = 0;
   std::string endpoint;
   std::string description;  ///< JSON object from its Hello
@@ -40,7 +40,9 @@ struct Device {
   TimePoint report_due = kNever;  ///< link lost: until then the exit report may still come
   std::optional<Error> loss;      ///< why the link was lost; cause of the exit report
   std::optional<Error> last_exit;
-  std::size_t in_flight = 0;      ///< fragments sent to `id` and not answered
+  std::size_t in_flight = 0;  ///< fragments sent to `id` and not answered
+  std::uint64_t edge_bytes_max = 0;
+  std::uint64_t held_bytes = 0;  ///< credit taken by runs on `id`: what it may keep for other devices
 };
 
 struct Client {
@@ -56,8 +58,8 @@ struct DeviceLoss {
   DeviceIndex device = 0;
   ActorId who;
   Error error;
-  bool ended = false;  ///< the process is known to be gone; else only its link
-  bool failed = false; ///< and it will not be started again
+  bool ended = false;   ///< the process is known to be gone; else only its link
+  bool failed = false;  ///< and it will not be started again
 };
 
 class Members {

@@ -104,7 +104,8 @@ class RulePlacer {
       findings_.emplace_back(ErrorCode::kBadPlacement,
                              "the placement on '" + devices_[device].name + "' names nodes " + std::to_string(first) +
                                  "…" + std::to_string(last) + ", the program has " +
-                                 std::to_string(program_.nodes.size()) + " nodes",
+                                 std::to_string(program_.nodes.size()) +
+                                 (program_.nodes.size() == 1 ? " node" : " nodes"),
                              "ranges are inclusive and count from 0");
       return;
     }

@@ -21,6 +21,20 @@ std::string joined(const std::vector<std::string>& names) {
 
 }  // namespace
 
+std::vector<std::uint64_t> Program::edge_bytes(std::span<const std::int64_t> bound) const {
+  std::vector<std::uint64_t> bytes(devices.size(), 0);
+  for (const Edge& edge : edges) {
+    std::uint64_t total = edge.item_bytes;
+    for (const Expr& size : edge.sizes) {
+      const auto value = size.evaluate(bound);
+      const std::uint64_t factor = value && *value > 0 ? static_cast<std::uint64_t>(*value) : 0;
+      if (__builtin_mul_overflow(total, factor, &total)) total = UINT64_MAX / 2;
+    }
+    bytes[edge.device] = std::min(bytes[edge.device] + total, UINT64_MAX / 2);
+  }
+  return bytes;
+}
+
 bool Program::usable() const {
   return to_reset.empty() && std::all_of(fragments.begin(), fragments.end(), [](const FragmentRecord& fragment) {
            return fragment.state == FragmentState::kLoaded;
@@ -77,8 +91,8 @@ void Programs::load(const ActorId& client, LoadProgram order, TimePoint now) {
     return;
   }
   ++program.users[client];
-  const Duration wait = order.deadline_ms > 0 ? std::chrono::milliseconds(order.deadline_ms)
-                                              : context_.options.default_deadline;
+  const Duration wait =
+      order.deadline_ms > 0 ? std::chrono::milliseconds(order.deadline_ms) : context_.options.default_deadline;
   program.waiters.push_back({client, order.request, after(now, std::min<Duration>(wait, limits::kRequestDeadlineMax))});
   unsettled_.insert(hash);
   for (std::uint32_t i = 0; i < program.fragments.size(); ++i) {
@@ -101,7 +115,9 @@ Result<std::unique_ptr<Program>> Programs::plan(const LoadProgram& order) const 
   program->hash = program->plan.program;
   program->name = order.program.name;
   program->symbols = order.program.symbols.size();
-  program->outputs = program->plan.client_outputs.size();
+  const auto& outputs = program->plan.client_outputs;
+  program->outputs = outputs.size();
+  program->outputs_repeat = std::set(outputs.begin(), outputs.end()).size() != outputs.size();
   for (const ProgramInput& input : order.program.inputs) {
     program->inputs.push_back({input.name, order.program.values[input.value].kind});
   }
@@ -117,12 +133,26 @@ Result<std::unique_ptr<Program>> Programs::plan(const LoadProgram& order) const 
   }
   for (const auto& [device, count] : fragments_on) {
     program->devices.push_back(device);
+    program->fragments_on.push_back(count);
     if (count <= context_.options.runs_per_device) continue;
     return fail(ErrorCode::kBadPlacement,
                 "the placement cuts the program into " + std::to_string(count) + " fragments on '" +
                     members_.device(device).name + "', at most " + std::to_string(context_.options.runs_per_device) +
                     " are possible",
                 "place longer stretches of the program on one device");
+  }
+  for (const Fragment& fragment : program->plan.fragments) {
+    const DeviceIndex device = *members_.find_device(fragment.device);
+    const auto place = std::find(program->devices.begin(), program->devices.end(), device) - program->devices.begin();
+    for (const FragmentOutput& output : fragment.outputs) {
+      const bool leaves = std::any_of(output.edges.begin(), output.edges.end(),
+                                      [&](const FragmentOutput::Edge& edge) { return edge.device != fragment.device; });
+      const auto spec = fragment.values.find(output.value);
+      const bool known = spec != fragment.values.end() && spec->second.kind == ValueKind::kTensor &&
+                         spec->second.sizes && spec->second.dtype != DType::kUndefined;
+      if (!leaves || !known) continue;
+      program->edges.push_back({static_cast<std::size_t>(place), dtype_size(spec->second.dtype), *spec->second.sizes});
+    }
   }
   return program;
 }
@@ -252,8 +282,8 @@ void Programs::answer_if_complete(Program& program) {
     answer_waiters(program, std::nullopt);
     return;
   }
-  const std::string message = quoted(program) + " cannot be loaded: " + std::to_string(findings.size()) +
-                              " of its fragments were refused";
+  const std::string message =
+      quoted(program) + " cannot be loaded: " + std::to_string(findings.size()) + " of its fragments were refused";
   answer_waiters(program, one_error(std::move(findings), ErrorCode::kBadGraph, message));
 }
 

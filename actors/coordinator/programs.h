@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,8 +25,8 @@ enum class FragmentState : std::uint8_t { kAbsent, kLoading, kLoaded, kBroken };
 struct FragmentRecord {
   DeviceIndex device = 0;
   FragmentState state = FragmentState::kAbsent;
-  std::uint32_t answers_due = 0;  ///< LoadFragments sent to this incarnation and not answered
-  std::optional<Error> error;     ///< of kBroken
+  std::uint32_t answers_due = 0;              ///< LoadFragments sent to this incarnation and not answered
+  std::optional<Error> error;                 ///< of kBroken
   std::vector<std::uint32_t> program_inputs;  ///< the inputs of the program that a run brings, in the fragment's order
 };
 
@@ -40,23 +41,35 @@ struct Program {
   Plan plan;
   std::vector<InputSpec> inputs;
   std::size_t symbols = 0;
-  std::size_t outputs = 0;               ///< of its values, as counted in an Outcome
+  std::size_t outputs = 0;                ///< of its values, as counted in an Outcome
   std::vector<FragmentRecord> fragments;  ///< parallel to plan.fragments
   std::vector<DeviceIndex> devices;       ///< distinct, ascending
-  std::map<ActorId, std::uint32_t> users; ///< how often each client has loaded it
+  std::vector<std::size_t> fragments_on;  ///< parallel to devices: how many fragments a run brings to each
+  bool outputs_repeat = false;            ///< some value is an output of the program more than once
+  /// A value that a device keeps until another one has read it.
+  struct Edge {
+    std::size_t device = 0;  ///< position in `devices`
+    std::size_t item_bytes = 0;
+    std::vector<Expr> sizes;
+  };
+  std::vector<Edge> edges;                 ///< those of known rank; their bytes are what a run takes credit for
+  std::map<ActorId, std::uint32_t> users;  ///< how often each client has loaded it
   struct Waiter {
     ActorId client;
     RequestSeq request = 0;
     TimePoint deadline = kNever;
   };
-  std::vector<Waiter> waiters;            ///< for ProgramLoaded; they count as users already
+  std::vector<Waiter> waiters;  ///< for ProgramLoaded; they count as users already
   bool loaded_once = false;
-  std::size_t runs = 0;                   ///< entries of the run table; it is kept as long as there is one
-  std::size_t runs_sent = 0;              ///< of these, how many are on devices
-  std::set<DeviceIndex> to_reset;         ///< devices whose part of the state is to be set back before the next run
-  std::optional<Error> state_loss;        ///< for those who were not told yet
+  std::size_t runs = 0;             ///< entries of the run table; it is kept as long as there is one
+  std::size_t runs_sent = 0;        ///< of these, how many are on devices
+  std::set<DeviceIndex> to_reset;   ///< devices whose part of the state is to be set back before the next run
+  std::optional<Error> state_loss;  ///< for those who were not told yet
   std::set<ActorId> untold;
 
+  /// What a run with these symbols keeps on each of `devices` for other devices, at most. Sizes that depend on data
+  /// count as nothing.
+  std::vector<std::uint64_t> edge_bytes(std::span<const std::int64_t> bound) const;
   bool usable() const;
   /// Why it will not become usable by waiting, if so.
   const Error* broken() const;

@@ -58,16 +58,23 @@ void Runs::submit(const ActorId& client_id, Submit order, TimePoint now) {
   run.program = program;
   run.inputs = std::move(order.inputs);
   run.symbols = std::move(order.symbols);
+  if (!program->edges.empty()) run.edge_bytes = program->edge_bytes(run.symbols);
   run.accepted = now;
   const Duration wait =
       order.deadline_ms > 0 ? std::chrono::milliseconds(order.deadline_ms) : context_.options.default_deadline;
   run.deadline = after(now, std::min<Duration>(wait, limits::kRequestDeadlineMax));
   deadlines_.emplace(run.deadline, run.id);
-  waiting_[client_id][program].push_back(run.id);
   client->requests[run.request] = run.id;
   programs_.run_added(*program);
   ++context_.counters.accepted;
-  runs_.emplace(run.id, std::move(run));
+  const RunId id = run.id;
+  Run& placed = runs_.emplace(id, std::move(run)).first->second;
+  if (waiting_.empty() && program->usable() && has_room(placed)) {
+    send(placed, now);  // nobody is before it
+    last_served_ = client_id;
+  } else {
+    waiting_[client_id][program].push_back(id);
+  }
 }
 
 std::optional<Error> Runs::objection(const Client& client, const Program* program, const Submit& order) const {
@@ -142,6 +149,13 @@ void Runs::start_waiting(TimePoint now) {
   bool progress = true;
   while (progress && !waiting_.empty()) {
     progress = false;
+    if (waiting_.size() == 1) {  // whose turn it is needs no thought
+      const auto only = waiting_.begin();
+      progress = start_one(only->second, now);
+      if (progress) last_served_ = only->first;
+      if (only->second.empty()) waiting_.erase(only);
+      continue;
+    }
     // One request of each client in turn, beginning behind the client that was served last.
     std::vector<ActorId> order;
     for (const auto& [client, queues] : waiting_) order.push_back(client);
@@ -158,6 +172,15 @@ void Runs::start_waiting(TimePoint now) {
 }
 
 bool Runs::start_one(Queues& queues, TimePoint now) {
+  if (queues.size() == 1) {
+    const auto queue = queues.begin();
+    Run& run = runs_.at(queue->second.front());
+    if (!run.program->usable() || !has_room(run)) return false;
+    queue->second.pop_front();
+    if (queue->second.empty()) queues.erase(queue);
+    send(run, now);
+    return true;
+  }
   std::vector<std::pair<RunId, Queues::iterator>> heads;
   for (auto it = queues.begin(); it != queues.end(); ++it) heads.emplace_back(it->second.front(), it);
   std::sort(heads.begin(), heads.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -166,7 +189,7 @@ bool Runs::start_one(Queues& queues, TimePoint now) {
     Run& run = runs_.at(id);
     const std::vector<DeviceIndex>& devices = run.program->devices;
     const bool behind = std::any_of(devices.begin(), devices.end(), [&](DeviceIndex d) { return taken.count(d) != 0; });
-    if (!behind && run.program->usable() && has_room(*run.program)) {
+    if (!behind && run.program->usable() && has_room(run)) {
       queue->second.pop_front();
       if (queue->second.empty()) queues.erase(queue);
       send(run, now);
@@ -177,21 +200,45 @@ bool Runs::start_one(Queues& queues, TimePoint now) {
   return false;
 }
 
-bool Runs::has_room(const Program& program) const {
-  std::map<DeviceIndex, std::size_t> wanted;
-  for (const FragmentRecord& record : program.fragments) ++wanted[record.device];
-  // A device whose link is lost and whose exit report is still out takes no runs: it may be another start already.
-  return std::all_of(wanted.begin(), wanted.end(), [&](const auto& want) {
-    const Device& device = members_.device(want.first);
-    return device.joined && device.in_flight + want.second <= context_.options.runs_per_device;
-  });
+/// Room is counted in fragments. Credit is counted in bytes that wait on a device for another one: without it a fast
+/// producer before a slow consumer would fill its memory. Who holds nothing may always go: or a large value never
+/// would.
+bool Runs::has_room(const Run& run) const {
+  const Program& program = *run.program;
+  for (std::size_t i = 0; i < program.devices.size(); ++i) {
+    // A device whose link is lost and whose exit report is still out takes no runs: it may be another start already.
+    const Device& device = members_.device(program.devices[i]);
+    if (!device.joined || device.in_flight + program.fragments_on[i] > context_.options.runs_per_device) return false;
+    if (run.edge_bytes.empty() || device.held_bytes == 0) continue;
+    if (device.held_bytes + run.edge_bytes[i] > device.edge_bytes_max) return false;
+  }
+  return true;
+}
+
+void Runs::take_credit(Run& run) {
+  for (std::size_t i = 0; i < run.edge_bytes.size(); ++i) {
+    Device& device = members_.device(run.program->devices[i]);
+    device.held_bytes += run.edge_bytes[i];
+    run.credited.push_back(device.id);
+  }
+}
+
+/// A device that was started again in the meantime owes nothing.
+void Runs::return_credit(const Run& run) {
+  for (std::size_t i = 0; i < run.credited.size(); ++i) {
+    Device& device = members_.device(run.program->devices[i]);
+    if (device.joined && device.id == run.credited[i]) device.held_bytes -= run.edge_bytes[i];
+  }
 }
 
 void Runs::send(Run& run, TimePoint now) {
   run.phase = RunPhase::kRunning;
   programs_.run_sent(*run.program);
+  take_credit(run);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(run.deadline - now).count();
-  for (std::uint32_t i = 0; i < run.program->fragments.size(); ++i) {
+  const std::size_t count = run.program->fragments.size();
+  run.slots.reserve(count);
+  for (std::uint32_t i = 0; i < count; ++i) {
     const FragmentRecord& record = run.program->fragments[i];
     Device& device = members_.device(record.device);
     RunFragment order;
@@ -200,7 +247,14 @@ void Runs::send(Run& run, TimePoint now) {
     order.program = run.program->hash;
     order.fragment = i;
     order.client = run.client;
-    for (std::uint32_t input : record.program_inputs) order.inputs.push_back(run.inputs[input]);
+    order.inputs.reserve(record.program_inputs.size());
+    for (std::uint32_t input : record.program_inputs) {
+      if (count == 1) {
+        order.inputs.push_back(std::move(run.inputs[input]));
+      } else {
+        order.inputs.push_back(run.inputs[input]);
+      }
+    }
     order.symbols = run.symbols;
     order.deadline_ms = std::max<std::int64_t>(left, 1);
     run.slots.push_back(RunSlot{device.id, SlotState::kPending, {}});
@@ -262,9 +316,15 @@ void Runs::complete(Run& run) {
   Outcome outcome;
   outcome.request = run.request;
   outcome.state_version = run.state_version;
+  const auto& sources = run.program->plan.client_outputs;
+  outcome.outputs.reserve(sources.size());
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::size_t>
       first;  // an output may be there twice: one handle, one lease
-  for (const auto& source : run.program->plan.client_outputs) {
+  for (const auto& source : sources) {
+    if (!run.program->outputs_repeat) {
+      outcome.outputs.push_back(std::move(run.slots[source.first].outputs[source.second]));
+      continue;
+    }
     const auto [at, fresh] = first.try_emplace(source, outcome.outputs.size());
     outcome.outputs.push_back(fresh ? std::move(run.slots[source.first].outputs[source.second])
                                     : outcome.outputs[at->second]);
@@ -388,6 +448,7 @@ void Runs::erase(RunId id) {
   const auto found = runs_.find(id);
   const Run& run = found->second;
   deadlines_.erase({run.deadline, id});
+  return_credit(run);
   if (Client* client = members_.find_client(run.client)) client->requests.erase(run.request);
   programs_.run_ended(*run.program, !run.slots.empty());
   runs_.erase(found);
@@ -493,6 +554,8 @@ std::string Runs::waiting_text(const Run& run) const {
     if (device.state == DeviceState::kReady) continue;
     return "it waited for device '" + device.name + "', which is " + std::string(device_state_name(device.state));
   }
+  if (!run.edge_bytes.empty())
+    return "it waited behind other requests, whose values fill the devices' limits.edge_bytes";
   return "it waited behind other requests";
 }
 

@@ -14,8 +14,9 @@
 namespace callboard::actors {
 
 // from      to        when                                              what goes out
-// waiting   running   its devices are ready, have room, and no earlier  RunFragment to each fragment's device
-//                     request of its client waits for one of them
+// waiting   running   its devices are ready, have room and credit, and  RunFragment to each fragment's device
+//                     no earlier request of its client waits for one
+//                     of them
 // waiting   gone      cancel, deadline, device failed, client lost,     Outcome (quiesced)
 //                     state lost (the first of its client and program)
 // running   gone      the last fragment finished without error          Outcome kOk (quiesced)
@@ -45,12 +46,14 @@ struct Run {
   RequestSeq request = 0;
   Program* program = nullptr;  ///< kept by its run count
   RunPhase phase = RunPhase::kWaiting;
-  std::vector<WireValue> inputs;       ///< until they are sent
+  std::vector<WireValue> inputs;  ///< until they are sent
   std::vector<std::int64_t> symbols;
   TimePoint accepted;
   TimePoint deadline = kNever;
-  std::vector<RunSlot> slots;          ///< parallel to the program's fragments, once sent
+  std::vector<RunSlot> slots;  ///< parallel to the program's fragments, once sent
   std::uint64_t state_version = 0;
+  std::vector<std::uint64_t> edge_bytes;  ///< credit that it takes, by the program's devices; empty: none
+  std::vector<ActorId> credited;          ///< the devices that it was taken from, once sent
   /// An error that is likely to follow from a device's death which is not reported yet: it waits for the root cause.
   std::optional<Error> suspicion;
 };
@@ -91,7 +94,9 @@ class Runs {
   std::optional<Error> objection(const Client& client, const Program* program, const Submit& order) const;
   void reject(const ActorId& client, RequestSeq request, Error error);
   bool start_one(Queues& queues, TimePoint now);
-  bool has_room(const Program& program) const;
+  bool has_room(const Run& run) const;
+  void take_credit(Run& run);
+  void return_credit(const Run& run);
   void send(Run& run, TimePoint now);
   void complete(Run& run);
   /// The one place where an Outcome other than kOk leaves.
@@ -111,7 +116,7 @@ class Runs {
   std::map<RunId, Run> runs_;
   std::map<ActorId, Queues> waiting_;
   ActorId last_served_;
-  std::set<std::pair<TimePoint, RunId>> deadlines_;   // of waiting and running ones
+  std::set<std::pair<TimePoint, RunId>> deadlines_;  // of waiting and running ones
   std::set<std::pair<TimePoint, RunId>> suspicions_;
   RunId next_run_ = 1;
 };

@@ -30,6 +30,7 @@ json device_json(const Device& device, TimePoint now) {
                  {"memory_limit", device.memory_limit},
                  {"starts", device.starts},
                  {"in_flight", device.in_flight},
+                 {"held_bytes", device.held_bytes},
                  {"description", description_of(device.description)}};
   if (device.joined) {
     result["silent_ms"] = millis(now - device.last_seen);
@@ -39,7 +40,8 @@ json device_json(const Device& device, TimePoint now) {
     result["memory_bytes"] = device.beat.memory_bytes;
   }
   if (device.last_exit) {
-    result["last_exit"] = {{"message", device.last_exit->message}, {"hint", device.last_exit->hint},
+    result["last_exit"] = {{"message", device.last_exit->message},
+                           {"hint", device.last_exit->hint},
                            {"log_tail", device.last_exit->detail}};
   }
   return result;
@@ -71,10 +73,14 @@ json clients(const StatusView& view) {
 
 const char* fragment_state(FragmentState state) {
   switch (state) {
-    case FragmentState::kAbsent: return "absent";
-    case FragmentState::kLoading: return "loading";
-    case FragmentState::kLoaded: return "loaded";
-    case FragmentState::kBroken: return "broken";
+    case FragmentState::kAbsent:
+      return "absent";
+    case FragmentState::kLoading:
+      return "loading";
+    case FragmentState::kLoaded:
+      return "loaded";
+    case FragmentState::kBroken:
+      return "broken";
   }
   return "unknown";
 }
@@ -99,16 +105,19 @@ json program_json(const Program& program) {
   }
   json users = json::object();
   for (const auto& [client, count] : program.users) users[client.to_string()] = count;
-  return {{"program", program.hash.hex()}, {"name", program.name},       {"usable", program.usable()},
+  return {{"program", program.hash.hex()},   {"name", program.name},     {"usable", program.usable()},
           {"states", program.state_names()}, {"requests", program.runs}, {"users", users},
           {"fragments", fragments}};
 }
 
 const char* phase_name(RunPhase phase) {
   switch (phase) {
-    case RunPhase::kWaiting: return "waiting";
-    case RunPhase::kRunning: return "running";
-    case RunPhase::kEnding: return "ending";
+    case RunPhase::kWaiting:
+      return "waiting";
+    case RunPhase::kRunning:
+      return "running";
+    case RunPhase::kEnding:
+      return "ending";
   }
   return "unknown";
 }
@@ -116,15 +125,19 @@ const char* phase_name(RunPhase phase) {
 json run_json(const Run& run, TimePoint now) {
   json on = json::array();
   for (std::size_t i = 0; i < run.slots.size(); ++i) {
-    const char* state = run.slots[i].state == SlotState::kFinished ? "finished"
+    const char* state = run.slots[i].state == SlotState::kFinished  ? "finished"
                         : run.slots[i].state == SlotState::kPending ? "pending"
                                                                     : "lost";
     on.push_back({{"fragment", i}, {"actor", run.slots[i].sent_to.to_string()}, {"state", state}});
   }
-  return {{"client", run.client.to_string()},  {"request", run.request},
-          {"run", run.id},                     {"attempt", run.attempt},
-          {"program", run.program->name},      {"state", phase_name(run.phase)},
-          {"age_ms", millis(now - run.accepted)}, {"left_ms", millis(run.deadline - now)},
+  return {{"client", run.client.to_string()},
+          {"request", run.request},
+          {"run", run.id},
+          {"attempt", run.attempt},
+          {"program", run.program->name},
+          {"state", phase_name(run.phase)},
+          {"age_ms", millis(now - run.accepted)},
+          {"left_ms", millis(run.deadline - now)},
           {"fragments", on}};
 }
 

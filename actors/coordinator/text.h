@@ -18,6 +18,8 @@ std::string nearest_hint(std::string_view word, const std::vector<std::string>& 
 
 /// "1.50 GiB (1610612736 bytes)".
 std::string bytes_text(std::uint64_t bytes);
+/// "at once", "in 250 ms".
+std::string wait_text(std::int64_t milliseconds);
 /// "killed by signal 9 (SIGKILL)" or "exited with code 1".
 std::string exit_text(bool signalled, int code);
 

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "messages/frame.h"
-#include "messages/limits.h"
 
 namespace callboard::actors {
 namespace {
@@ -21,20 +20,26 @@ constexpr std::size_t kReadKept = 256u << 10;  // a buffer that one large frame 
 constexpr std::size_t kFramesAtOnce = 64;      // of one writev
 constexpr std::size_t kFramesMax = static_cast<std::size_t>(limits::kSocketQueueMax);
 constexpr std::size_t kBytesMax = limits::kLinkWindowBytesMax;
-constexpr int kReadsPerTurn = 8;  // then the other descriptors have their turn
+constexpr int kReadsPerTurn = 8;    // then the other descriptors have their turn; more than a socket's buffer holds
+constexpr int kWritesPerTurn = 64;  // likewise, for a peer that reads as fast as this writes
 
 }  // namespace
 
-DirectLane::DirectLane(Loop& loop, UniqueFd socket, Events events)
-    : loop_(loop), socket_(std::move(socket)), events_(std::make_shared<const Events>(std::move(events))) {
+DirectLane::DirectLane(Loop& loop, UniqueFd socket, Events events, std::size_t frame_max)
+    : loop_(loop),
+      socket_(std::move(socket)),
+      events_(std::make_shared<const Events>(std::move(events))),
+      frame_max_(frame_max) {
   loop_.watch(socket_.get(), [this] { on_ready(); });
 }
 
-DirectLane::~DirectLane() {
-  if (ended_) return;
+DirectLane::~DirectLane() { finish(); }
+
+bool DirectLane::finish() {
   quiet_ = true;
   flush();
-  if (!ended_) loop_.unwatch(socket_.get());
+  end("finished");
+  return waiting_.empty();
 }
 
 bool DirectLane::put(const Frame& frame) {
@@ -53,7 +58,9 @@ bool DirectLane::put(const Frame& frame) {
 }
 
 void DirectLane::flush() {
-  while (!waiting_.empty()) {
+  if (ended_) return;
+  for (int writes = 0; !waiting_.empty(); ++writes) {
+    if (writes == kWritesPerTurn && !quiet_) return block(true);
     std::array<iovec, kFramesAtOnce> parts;
     const std::size_t count = std::min(parts.size(), waiting_.size());
     for (std::size_t i = 0; i < count; ++i) {
@@ -67,10 +74,8 @@ void DirectLane::flush() {
     const ssize_t sent = ::sendmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     const bool full = sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS);
-    if (sent < 0 && !full) return end(std::string("writing: ") + std::strerror(errno));
-    if (full != blocked_) loop_.watch_for_writing(socket_.get(), full);
-    blocked_ = full;
-    if (full) return;
+    if (sent < 0 && !full) return on_write_failed(std::string("writing: ") + std::strerror(errno));
+    if (full) return block(true);
     written_ += static_cast<std::size_t>(sent);
     while (!waiting_.empty() && written_ >= waiting_.front()->size()) {
       written_ -= waiting_.front()->size();
@@ -78,6 +83,19 @@ void DirectLane::flush() {
       waiting_.pop_front();
     }
   }
+  block(false);
+}
+
+void DirectLane::block(bool on) {
+  if (on != blocked_) loop_.watch_for_writing(socket_.get(), on);
+  blocked_ = on;
+}
+
+/// The peer has closed it. What it had sent before is still to be read: its last messages and its goodbye.
+void DirectLane::on_write_failed(const std::string& why) {
+  const std::weak_ptr<int> alive = alive_;
+  if (!quiet_) read_in();
+  if (!alive.expired()) end(why);
 }
 
 void DirectLane::on_ready() {
@@ -109,6 +127,10 @@ bool DirectLane::take_frames() {
     const Result<std::size_t> bytes = frame_bytes(rest);
     if (!bytes) {
       end(bytes.error().message);
+      return false;
+    }
+    if (*bytes > frame_max_) {
+      end("a frame of " + std::to_string(*bytes) + " bytes where at most " + std::to_string(frame_max_) + " may come");
       return false;
     }
     if (*bytes == 0 || *bytes > rest.size()) break;

@@ -18,6 +18,7 @@
 #include "actors/core/loop.h"
 #include "messages/base/error.h"
 #include "messages/base/fd.h"
+#include "messages/limits.h"
 
 namespace callboard::actors {
 
@@ -30,17 +31,23 @@ class DirectLane {
     /// The peer closed it, it broke, or what came is no frame. At most once; nothing comes afterwards. May destroy it.
     std::function<void(const std::string& why)> ended;
   };
-  DirectLane(Loop& loop, UniqueFd socket, Events events);
-  ~DirectLane();  ///< writes what the system takes at once
+  /// A frame that announces more than `frame_max` bytes ends it.
+  DirectLane(Loop& loop, UniqueFd socket, Events events, std::size_t frame_max = limits::kMessageBytesMax);
+  ~DirectLane();  ///< finishes
   DirectLane(const DirectLane&) = delete;
   DirectLane& operator=(const DirectLane&) = delete;
 
   /// Written before the loop parks, together with all others of the round. False: full, or it has ended.
   bool put(const Frame& frame);
   bool ended() const { return ended_; }
+  void set_frame_max(std::size_t frame_max) { frame_max_ = frame_max; }
+  /// Writes what the system takes at once and closes it, without a word to anyone. False: something was left over.
+  bool finish();
 
  private:
   void flush();
+  void block(bool on);
+  void on_write_failed(const std::string& why);
   void on_ready();
   void read_in();
   /// False if the lane ended or was destroyed.
@@ -50,6 +57,7 @@ class DirectLane {
   Loop& loop_;
   UniqueFd socket_;
   const std::shared_ptr<const Events> events_;  // shared, so that a callback may destroy the lane
+  std::size_t frame_max_;
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
 
   std::deque<Frame> waiting_;
@@ -62,7 +70,7 @@ class DirectLane {
   std::size_t begin_ = 0;
   std::size_t end_ = 0;
   bool ended_ = false;
-  bool quiet_ = false;  // being destroyed: nobody is told any more
+  bool quiet_ = false;  // finishing: nobody is told any more
 };
 
 /// The path beside a ZeroMQ ipc path; empty where it would be too long (then there is no direct lane).

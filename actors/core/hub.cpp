@@ -24,8 +24,9 @@ namespace callboard::actors {
 namespace {
 
 constexpr int kLaneBacklog = 64;
-constexpr std::size_t kNewcomersMax = 64;                    // lanes that have not said hello; the oldest goes first
-constexpr Duration kNewcomerWait = std::chrono::seconds(5);  // for its hello
+constexpr int kAcceptsPerTurn = 16;                     // those can say their hello before the next ones come
+constexpr std::size_t kNewcomersMax = 64;               // lanes that have not said hello; the oldest goes first
+constexpr std::size_t kLaneHelloBytesMax = 256u << 10;  // what a newcomer can make us hold
 
 class ZmqHub final : public Hub {
  public:
@@ -86,6 +87,7 @@ class ZmqHub final : public Hub {
   bool put(std::string_view routing, const Frame& frame);
   void on_ready();
   void on_frame(std::string_view routing, std::string_view bytes);
+  void on_frame_of(const PeerPtr& peer, Packet packet);
   void on_undecodable(std::string_view routing, std::string_view bytes, const Error& why);
   void on_packet(const PeerPtr& peer, Packet packet);
   void on_stranger(std::string_view routing, const Packet& packet);
@@ -108,9 +110,11 @@ class ZmqHub final : public Hub {
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);
   Socket socket_;
   UniqueFd lane_listener_;
+  UniqueFd reserve_;  // of accept_waiting()
   std::string lane_path_;
   std::list<LanePtr> newcomers_;                                               // oldest first
   std::unordered_map<std::string, PeerPtr, TextHash, std::equal_to<>> peers_;  // by routing id
+  std::unordered_map<ActorId, PeerPtr> by_identity_;                           // the same, for those who send
   std::unordered_map<std::string, Known> known_;                               // by name
   std::deque<std::string> known_order_;
   Counters counters_;  // resent and duplicates: of peers that are gone
@@ -126,7 +130,10 @@ ZmqHub::~ZmqHub() {
   }
   for (const auto& [routing, peer] : peers_) {
     if (!peer->channel.open) continue;
-    if (auto bye = peer->channel.link.send_once(Bye{"the other side ended"})) put_to_peer(*peer, *bye);
+    const auto bye = peer->channel.link.send_once(Bye{"the other side ended"});
+    if (!bye) continue;
+    // A lane that is full now loses what it holds; ZeroMQ goes on for a moment.
+    if (!peer->direct || !put_to_peer(*peer, *bye) || !peer->lane->socket->finish()) put(peer->routing, *bye);
   }
 }
 
@@ -140,13 +147,16 @@ Status ZmqHub::listen_for_lanes() {
   lane_path_ = options_.direct ? direct_lane_path(ipc_path_of(options_.endpoint)) : std::string();
   if (lane_path_.empty()) return {};
   CALLBOARD_ASSIGN(lane_listener_, listen_stream(lane_path_, kLaneBacklog));
+  reserve_ = reserve_descriptor();
   loop_.watch(lane_listener_.get(), [this] { accept_lanes(); });
   return {};
 }
 
 void ZmqHub::accept_lanes() {
   const TimePoint now = Clock::now();
-  while (UniqueFd socket = accept_waiting(lane_listener_.get())) {
+  for (int i = 0; i < kAcceptsPerTurn; ++i) {
+    UniqueFd socket = accept_waiting(lane_listener_.get(), reserve_);
+    if (!socket) break;
     const auto uid = peer_uid(socket.get());
     if (!uid || *uid != ::geteuid()) {
       ++counters_.refused_frames;
@@ -162,8 +172,8 @@ void ZmqHub::accept_lanes() {
     events.ended = [this, weak](const std::string& why) {
       if (const LanePtr alive = weak.lock()) on_lane_ended(alive, why);
     };
-    lane->socket = std::make_unique<DirectLane>(loop_, std::move(socket), std::move(events));
-    lane->hello_until = after(now, kNewcomerWait);
+    lane->socket = std::make_unique<DirectLane>(loop_, std::move(socket), std::move(events), kLaneHelloBytesMax);
+    lane->hello_until = after(now, options_.lane_hello_wait);
     alarm_.no_later_than(lane->hello_until);
     newcomers_.push_back(lane);
   }
@@ -176,23 +186,27 @@ void ZmqHub::drop_newcomers(TimePoint now) {
 
 void ZmqHub::on_lane_frame(const LanePtr& lane, std::string_view bytes) {
   ++counters_.frames_in;
-  if (const PeerPtr peer = lane->peer.lock()) return on_frame(peer->routing, bytes);
-  on_lane_hello(lane, bytes);
+  const PeerPtr peer = lane->peer.lock();
+  if (!peer) return on_lane_hello(lane, bytes);
+  Result<Packet> packet = decode_packet(bytes);
+  if (!packet) return on_undecodable(peer->routing, bytes, packet.error());
+  on_frame_of(peer, std::move(*packet));
 }
 
-/// Whom we welcomed over ZeroMQ, and nobody else, may have a lane: refusals are said there.
+/// Whom we welcomed over ZeroMQ, and nobody else, may have a lane, and one only: no other process takes it over.
 void ZmqHub::on_lane_hello(const LanePtr& lane, std::string_view bytes) {
   newcomers_.remove(lane);  // whoever says something else first is dropped with it
   const Result<Packet> packet = decode_packet(bytes);
   const auto* hello = packet ? std::get_if<Hello>(&packet->message) : nullptr;
   const auto found = hello != nullptr ? peers_.find(hello->who.to_string()) : peers_.end();
-  if (found == peers_.end() || found->second->pid != hello->pid || !found->second->channel.open) {
+  if (found == peers_.end() || found->second->pid != hello->pid || !found->second->channel.open ||
+      found->second->lane) {
     ++counters_.refused_frames;
     return;
   }
   lane->peer = found->second;
+  lane->socket->set_frame_max(limits::kMessageBytesMax);
   found->second->lane = lane;
-  found->second->direct = false;
 }
 
 void ZmqHub::on_lane_ended(const LanePtr& lane, const std::string& why) {
@@ -235,8 +249,8 @@ Error ZmqHub::unknown(const ActorId& who) const {
 }
 
 Status ZmqHub::send(const ActorId& to, const Message& message) {
-  const auto found = peers_.find(to.to_string());
-  if (found == peers_.end()) return fail(unknown(to));
+  const auto found = by_identity_.find(to);
+  if (found == by_identity_.end()) return fail(unknown(to));
   Peer& peer = *found->second;
   const TimePoint now = Clock::now();
   take_lane_if_possible(peer);
@@ -247,8 +261,8 @@ Status ZmqHub::send(const ActorId& to, const Message& message) {
 }
 
 Status ZmqHub::send_once(const ActorId& to, const Message& message) {
-  const auto found = peers_.find(to.to_string());
-  if (found == peers_.end()) return fail(unknown(to));
+  const auto found = by_identity_.find(to);
+  if (found == by_identity_.end()) return fail(unknown(to));
   Peer& peer = *found->second;
   CALLBOARD_ASSIGN(Frame frame, peer.channel.link.send_once(message));
   if (peer.channel.send_once(frame, putter(peer))) return {};
@@ -297,14 +311,17 @@ void ZmqHub::on_frame(std::string_view routing, std::string_view bytes) {
   if (!packet) return on_undecodable(routing, bytes, packet.error());
   const auto found = peers_.find(routing);
   if (found == peers_.end()) return on_stranger(routing, *packet);
-  const PeerPtr peer = found->second;
-  const Envelope& envelope = packet->envelope;
+  on_frame_of(PeerPtr(found->second), std::move(*packet));
+}
+
+void ZmqHub::on_frame_of(const PeerPtr& peer, Packet packet) {
+  const Envelope& envelope = packet.envelope;
   if (envelope.sender != peer->id || (envelope.epoch != 0 && envelope.epoch != options_.epoch)) {
     ++counters_.refused_frames;
     return;
   }
-  if (const auto* hello = std::get_if<Hello>(&packet->message)) return on_hello(routing, *hello);
-  on_packet(peer, std::move(*packet));
+  if (const auto* hello = std::get_if<Hello>(&packet.message)) return on_hello(peer->routing, *hello);
+  on_packet(peer, std::move(packet));
 }
 
 void ZmqHub::on_undecodable(std::string_view routing, std::string_view bytes, const Error& why) {
@@ -388,6 +405,7 @@ void ZmqHub::on_hello(std::string_view routing, const Hello& hello) {
       Peer{hello.who, key, hello.pid, Channel{Link(options_.self, hello.who, options_.link)}, nullptr});
   peer->channel.link.set_epoch(options_.epoch);
   peers_.emplace(key, peer);
+  by_identity_.emplace(hello.who, peer);
   const Status admitted = events->hello ? events->hello(hello) : Status();
   if (alive.expired() || peer->gone) return;
   if (!admitted) {
@@ -441,6 +459,7 @@ void ZmqHub::remove(const PeerPtr& peer) {
   peer->gone = true;
   counters_.resent += peer->channel.link.counters().resent;
   counters_.duplicates += peer->channel.link.counters().duplicates;
+  by_identity_.erase(peer->id);
   peers_.erase(peer->routing);
 }
 

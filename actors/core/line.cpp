@@ -90,7 +90,12 @@ ZmqLine::~ZmqLine() {
   if (socket_.native() != nullptr) loop_.unwatch_socket(socket_.native());
   if (!connected()) return;
   channel_.flush(Clock::now(), putter());
-  if (auto bye = channel_.link.send_once(Bye{"closed"})) channel_.send_once(*bye, putter());
+  const auto bye = channel_.link.send_once(Bye{"closed"});
+  if (!bye) return;
+  if (lane_ && channel_.send_once(*bye, putter()) && lane_->finish()) return;
+  // A lane that is full now loses what it holds; ZeroMQ goes on for a moment.
+  lane_.reset();
+  channel_.send_once(*bye, putter());
 }
 
 Status ZmqLine::open() {

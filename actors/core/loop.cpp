@@ -68,7 +68,7 @@ class PollLoop final : public Loop {
   bool post(Task task) override;
   bool run_soon(Task task) override;
   bool drive(const std::function<bool()>& done, TimePoint until) override;
-  void waiter_came() override { waiters_.fetch_add(1); }
+  void waiter_came() override;
   void waiter_went() override { waiters_.fetch_sub(1); }
   TimerId at(TimePoint when, Task task) override;
   void cancel(TimerId timer) override;
@@ -88,9 +88,11 @@ class PollLoop final : public Loop {
   }
   void wake() noexcept;
   void wake_poller();
+  void call_host();
   void take_turn();
   void give_turn();
-  void iterate(TimePoint until);
+  void run_due();
+  void park(TimePoint until);
   void let_guest_drive();
   bool enter_as_guest(TimePoint until);
   void leave_as_guest();
@@ -113,10 +115,11 @@ class PollLoop final : public Loop {
   // -- the turn: whoever has it may touch everything below that has no other owner
   std::mutex turn_;
   std::atomic<std::thread::id> holder_{};  // of turn_
+  std::atomic<bool> turn_wanted_{false};   // by who polls: it has something to do and goes first
   bool parked_ = false;                    // somebody polls, or nobody does for a moment; guarded by turn_
   TimePoint parked_until_ = kNever;        // guarded by turn_
 
-  // -- who polls: the loop's thread or one guest; a mutex of its own, never taken inside the turn
+  // -- who polls: the loop's thread or one guest; a mutex of its own, and who has it does not ask for the turn
   enum class Poller { kHost, kGuest, kNobody };
   std::mutex role_;
   std::condition_variable role_changed_;
@@ -125,6 +128,8 @@ class PollLoop final : public Loop {
   bool host_wanted_ = false;                 // guarded by role_: something came while nobody polled
   std::atomic<bool> guest_present_{false};   // written under role_
   std::atomic<bool> nobody_polls_{false};    // written under role_
+  std::uint64_t guests_ = 0;                 // guarded by role_: how many have come
+  bool guest_stays_ = false;                 // guarded by role_: it tells the loop's thread when it leaves
   std::atomic<int> waiters_{0};
 
   std::mutex mutex_;
@@ -147,7 +152,10 @@ class PollLoop final : public Loop {
 };
 
 void PollLoop::take_turn() {
+  // The mutex is not fair: many threads that run_soon() could keep who polls waiting.
+  turn_wanted_.store(true, std::memory_order_relaxed);
   turn_.lock();
+  turn_wanted_.store(false, std::memory_order_relaxed);
   holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   parked_ = false;
 }
@@ -158,14 +166,15 @@ void PollLoop::give_turn() {
 }
 
 void PollLoop::run() {
-  running_now_.store(true, std::memory_order_relaxed);
   {
-    std::lock_guard lock(role_);
+    std::lock_guard lock(role_);  // both at once, or a guest could slip in between
+    running_now_.store(true, std::memory_order_relaxed);
     poller_ = Poller::kHost;
   }
   take_turn();
   while (!stopping_.load(std::memory_order_acquire)) {
-    iterate(kNever);
+    run_due();
+    if (!stopping_.load(std::memory_order_acquire)) park(kNever);
     if (guest_present_.load(std::memory_order_acquire)) let_guest_drive();
   }
   give_turn();
@@ -187,12 +196,15 @@ void PollLoop::run() {
   running_now_.store(false, std::memory_order_relaxed);
 }
 
-/// One round, in the turn. It ends in the turn, too; in between, while the thread is parked, others may have had it.
-void PollLoop::iterate(TimePoint until) {
+/// First half of a round, in the turn.
+void PollLoop::run_due() {
   run_timers();
   run_mailbox();
   run_before_park();
-  if (stopping_.load(std::memory_order_acquire)) return;
+}
+
+/// Second half. It ends in the turn, too; in between, while the thread is parked, others may have had it.
+void PollLoop::park(TimePoint until) {
   wait(until);
   dispatch();
 }
@@ -225,16 +237,26 @@ bool PollLoop::post(Task task) {
 
 void PollLoop::wake_poller() {
   wake();
-  if (!nobody_polls_.load(std::memory_order_acquire)) return;
+  call_host();
+}
+
+void PollLoop::call_host() {
+  if (!nobody_polls_.load()) return;
   std::lock_guard lock(role_);
   host_wanted_ = true;
   role_changed_.notify_all();
 }
 
+void PollLoop::waiter_came() {
+  waiters_.fetch_add(1);
+  call_host();  // sequentially consistent: either it sees that nobody polls, or the guest that leaves sees the waiter
+}
+
 bool PollLoop::run_soon(Task task) {
   if (on_loop_thread() || !turn_.try_lock()) return post(std::move(task));
   holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  const bool now = parked_ && !stopping_.load(std::memory_order_acquire) && mailbox_empty();
+  const bool now = parked_ && !turn_wanted_.load(std::memory_order_relaxed) &&
+                   !stopping_.load(std::memory_order_acquire) && mailbox_empty();
   if (!now) {
     give_turn();
     return post(std::move(task));
@@ -242,8 +264,8 @@ bool PollLoop::run_soon(Task task) {
   run_guarded(task);
   run_before_park();
   // The poller has its timeout and its descriptors from before.
-  const bool stale =
-      poll_set_stale_ || std::exchange(socket_used_, false) || next_timer() < parked_until_ || !mailbox_empty();
+  const bool stale = poll_set_stale_ || std::exchange(socket_used_, false) || next_timer() < parked_until_ ||
+                     !before_park_.empty() || !mailbox_empty();
   give_turn();
   if (stale) wake_poller();
   return true;
@@ -252,7 +274,12 @@ bool PollLoop::run_soon(Task task) {
 bool PollLoop::drive(const std::function<bool()>& done, TimePoint until) {
   if (on_loop_thread() || !enter_as_guest(until)) return false;
   take_turn();
-  while (!stopping_.load(std::memory_order_acquire) && !done() && Clock::now() < until) iterate(until);
+  // Asked after either half: what it waits for comes with a descriptor, but with a timer or a post just as well.
+  const auto over = [&] { return stopping_.load(std::memory_order_acquire) || done() || Clock::now() >= until; };
+  while (!over()) {
+    run_due();
+    if (!over()) park(until);
+  }
   run_before_park();
   parked_ = true;  // nobody polls: run_soon() works as if somebody did
   parked_until_ = std::min(next_timer(), after(Clock::now(), kDriverMayReturn));
@@ -275,7 +302,8 @@ bool PollLoop::enter_as_guest(TimePoint until) {
     }
   }
   poller_ = Poller::kGuest;
-  nobody_polls_.store(false, std::memory_order_release);
+  ++guests_;
+  nobody_polls_.store(false);
   return true;
 }
 
@@ -283,13 +311,11 @@ void PollLoop::leave_as_guest() {
   std::lock_guard lock(role_);
   poller_ = Poller::kNobody;
   guest_left_ = Clock::now();
-  nobody_polls_.store(true, std::memory_order_release);
+  nobody_polls_.store(true);
   guest_present_.store(false, std::memory_order_release);
   // What is left for the loop to do waits for its thread, if somebody waits for it.
-  if (waiters_.load() > 0 || stopping_.load(std::memory_order_acquire) || !mailbox_empty()) {
-    host_wanted_ = true;
-    role_changed_.notify_all();
-  }
+  if (waiters_.load() > 0 || stopping_.load(std::memory_order_acquire) || !mailbox_empty()) host_wanted_ = true;
+  if (host_wanted_ || guest_stays_) role_changed_.notify_all();
 }
 
 /// The loop's thread, in the turn, when a guest has come: steps aside until the guest has gone and does not come back.
@@ -300,7 +326,7 @@ void PollLoop::let_guest_drive() {
   {
     std::unique_lock lock(role_);
     poller_ = Poller::kNobody;
-    nobody_polls_.store(!guest_present_.load(), std::memory_order_release);
+    nobody_polls_.store(!guest_present_.load());
     guest_left_ = Clock::now();
     host_wanted_ = false;
     role_changed_.notify_all();
@@ -308,7 +334,13 @@ void PollLoop::let_guest_drive() {
       if (stopping_.load(std::memory_order_acquire) && !guest_present_.load()) break;
       const TimePoint now = Clock::now();
       if (guest_present_.load()) {
+        const std::uint64_t guest = guests_;
         role_changed_.wait_until(lock, after(now, kLookAgain));
+        // One that stays tells when it leaves, or its long wait would cost a wake-up here every two milliseconds. Those
+        // that come and go need not: each would pay for a wake-up of this thread.
+        guest_stays_ = guest_present_.load() && guests_ == guest;
+        if (guest_stays_) role_changed_.wait(lock, [&] { return !guest_present_.load() || guests_ != guest; });
+        guest_stays_ = false;
       } else if (host_wanted_ || now >= after(guest_left_, kDriverMayReturn)) {
         break;
       } else {
@@ -317,7 +349,7 @@ void PollLoop::let_guest_drive() {
     }
     poller_ = Poller::kHost;
     host_wanted_ = false;
-    nobody_polls_.store(false, std::memory_order_release);
+    nobody_polls_.store(false);
   }
   take_turn();
 }

@@ -35,8 +35,9 @@ class Loop {
   /// Any thread: like post(), but where the loop is parked and its mailbox empty the task runs on this thread, now. The
   /// caller holds no lock that a callback of the loop takes.
   virtual bool run_soon(std::function<void()> task) = 0;
-  /// Any thread but the loop's: runs the loop's callbacks on this thread until `done` (asked in the turn, cheap),
-  /// `until` or stop(). False at once where another thread drives already, or the loop does not run.
+  /// Any thread but the loop's: runs the loop's callbacks on this thread until `done` (asked in the turn; cheap, does
+  /// not throw), `until` or stop(). What the loop has to do then may wait two milliseconds for its own thread. False at
+  /// once where another thread drives already, or the loop does not run.
   virtual bool drive(const std::function<bool()>& done, TimePoint until) = 0;
   /// Somebody waits without driving: whoever drives gives the loop back to its own thread at once when it is done.
   virtual void waiter_came() = 0;

@@ -1,6 +1,8 @@
 #include "actors/core/run_dir.h"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -16,6 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "actors/core/transport.h"
+#include "messages/base/clock.h"
 
 namespace callboard::actors {
 namespace {
@@ -27,6 +30,10 @@ constexpr std::size_t kNameMax = 40;
 constexpr std::size_t kSocketNameMax = 32;  // "coordinator.sock", "<device>.<incarnation>.sock"
 constexpr const char* kLockName = "lock";
 constexpr const char* kRecordName = "cluster.json";
+constexpr const char* kLogsName = "logs";
+// How long the lock of a dead owner may be held by those that sweep what it left; they hold it for milliseconds.
+constexpr Duration kSweepWait = std::chrono::seconds(1);
+constexpr int kSweepLookMs = 2;
 
 Status check_name(const std::string& name) {
   const auto allowed = [](char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-'; };
@@ -113,6 +120,14 @@ std::string lock_owner(int fd) {
   return pid.empty() ? "unknown" : pid.substr(0, pid.find('\n'));
 }
 
+/// False if the process that wrote its number there has ended, or has not written it yet: then whoever holds the lock
+/// is about to remove the directory, or to write. A process of another pid namespace counts as ended.
+bool owner_lives(int fd) {
+  const std::string pid = lock_owner(fd);
+  const long number = std::strtol(pid.c_str(), nullptr, 10);
+  return number > 0 && (::kill(static_cast<pid_t>(number), 0) == 0 || errno == EPERM);
+}
+
 /// True if `fd` is still what the path names: the owner before us may have removed it between our open and our lock.
 bool same_file(int fd, const std::string& path) {
   struct stat held = {};
@@ -147,12 +162,18 @@ Status sweep(const std::string& dir, const std::string& keep = {}) {
 
 Result<UniqueFd> lock_directory(const std::string& dir, const std::string& name) {
   const std::string path = dir + "/" + kLockName;
+  const TimePoint until = after(Clock::now(), kSweepWait);
   for (int tries = 0; tries < 16; ++tries) {
     CALLBOARD_TRY(make_private(dir));
     UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!fd && errno == ENOENT) continue;  // the owner before us has just removed the directory
     if (!fd) return fail(ErrorCode::kPermission, "'" + path + "' cannot be opened: " + ::strerror(errno));
     if (!take_lock(fd.get())) {
+      if (!owner_lives(fd.get()) && Clock::now() < until) {
+        ::poll(nullptr, 0, kSweepLookMs);  // nothing tells of the end of a lock
+        --tries;
+        continue;
+      }
       return fail(ErrorCode::kAddressInUse,
                   "a cluster '" + name + "' is running (pid " + lock_owner(fd.get()) + ", " + dir + ")",
                   "end it with 'callboard down " + name + "', or give this one another name");
@@ -208,6 +229,50 @@ std::optional<ClusterRecord> read_record(const std::string& dir) {
   }
 }
 
+/// Only what clusters make is in it. The root is the user's choice, and may hold directories of his own.
+bool holds_ours_only(const std::string& dir) {
+  const std::vector<fs::path> found = entries(dir);
+  return std::all_of(found.begin(), found.end(), [](const fs::path& path) {
+    const std::string name = path.filename().string();
+    std::error_code error;
+    const fs::file_type type = fs::symlink_status(path, error).type();
+    if (type == fs::file_type::directory) return name == kLogsName;
+    if (type == fs::file_type::socket) return true;
+    return type == fs::file_type::regular && (name == kLockName || name == "cluster.yaml" || name == kRecordName ||
+                                              name == std::string(kRecordName) + ".new");
+  });
+}
+
+/// The lock of a directory that a cluster has left; none if it is locked, or not one of ours.
+UniqueFd lock_of_dead(const std::string& dir) {
+  if (!check_name(fs::path(dir).filename().string()) || !check_private(dir) || !holds_ours_only(dir)) return {};
+  const std::string path = dir + "/" + kLockName;
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat info = {};
+  if (!fd || ::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode)) return {};
+  if (!take_lock(fd.get()) || !same_file(fd.get(), path)) return {};
+  return fd;
+}
+
+/// Under its lock. What was removed, as a line; empty where nothing was.
+std::string remove_dead(const std::string& dir, bool keep_logs) {
+  std::string removed;
+  bool logs = false;
+  for (const fs::path& path : entries(dir)) {
+    const std::string name = path.filename().string();
+    logs = logs || name == kLogsName;
+    if (name != kLockName && !(keep_logs && name == kLogsName)) removed += (removed.empty() ? "" : ", ") + name;
+  }
+  if (logs && keep_logs) {
+    if (removed.empty() || !sweep(dir, kLogsName)) return {};
+    return dir + ": " + removed + " of a cluster that has ended; its logs are still there";
+  }
+  if (!sweep(dir)) return {};
+  ::unlink((dir + "/" + kLockName).c_str());
+  ::rmdir(dir.c_str());
+  return dir + " of a cluster that has ended" + (removed.empty() ? "" : ": " + removed);
+}
+
 std::optional<ClusterRecord> live_record(const std::string& dir) {
   if (!check_private(dir) || !is_locked(dir)) return std::nullopt;
   return read_record(dir);
@@ -216,8 +281,8 @@ std::optional<ClusterRecord> live_record(const std::string& dir) {
 tl::unexpected<Error> not_found(const std::string& what, const std::vector<ClusterRecord>& running) {
   std::string names;
   for (const ClusterRecord& record : running) names += (names.empty() ? "" : ", ") + record.name;
-  return fail(ErrorCode::kClusterNotFound, what + "; running: " + (names.empty() ? "none" : names),
-              names.empty() ? "start one with 'callboard up'" : "name one of them");
+  if (running.empty()) return fail(ErrorCode::kClusterNotFound, what, "start one with 'callboard up'");
+  return fail(ErrorCode::kClusterNotFound, what + "; running: " + names, "name one of them");
 }
 
 }  // namespace
@@ -249,12 +314,37 @@ Result<RunDir> claim_run_dir(const std::string& cluster_name) {
 
 void remove_run_dir(const RunDir& dir, bool keep_logs) noexcept {
   try {
-    if (!sweep(dir.path, keep_logs ? "logs" : "")) return;
+    if (!sweep(dir.path, keep_logs ? kLogsName : "") || keep_logs) return;
     ::unlink((dir.path + "/" + kLockName).c_str());
     ::rmdir(dir.path.c_str());
   } catch (const std::exception&) {
     // Out of memory while tidying up: the next claim sweeps.
   }
+}
+
+std::vector<DeadRunDir> list_dead_run_dirs() {
+  std::vector<DeadRunDir> found;
+  for (const fs::path& path : entries(root_path())) {
+    const std::string dir = path.string();
+    std::error_code error;
+    if (!check_name(path.filename().string()) || !check_private(dir) || !holds_ours_only(dir)) continue;
+    if (fs::exists(path / kLockName, error) && !is_locked(dir)) found.push_back({path.filename().string(), dir});
+  }
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  return found;
+}
+
+std::vector<std::string> sweep_dead_run_dirs(bool keep_logs) {
+  std::vector<std::string> removed;
+  for (const fs::path& path : entries(root_path())) {
+    const UniqueFd lock = lock_of_dead(path.string());
+    if (!lock) continue;
+    // Looked at again under the lock: it may have been claimed and ended in between.
+    if (!holds_ours_only(path.string())) continue;
+    if (std::string line = remove_dead(path.string(), keep_logs); !line.empty()) removed.push_back(std::move(line));
+  }
+  std::sort(removed.begin(), removed.end());
+  return removed;
 }
 
 Status write_record(const ClusterRecord& record) {
@@ -283,6 +373,9 @@ Result<ClusterRecord> find_cluster(const std::string& name_or_path) {
     std::vector<ClusterRecord> running = list_clusters();
     if (running.size() == 1) return std::move(running.front());
     return not_found(running.empty() ? "no cluster is running" : "several clusters are running", running);
+  }
+  if (name_or_path.find('\0') != std::string::npos) {
+    return fail(ErrorCode::kBadInput, "the name of a cluster has a NUL byte in it", "no cluster can be named so");
   }
   const bool is_path = name_or_path.find('/') != std::string::npos;
   if (!is_path) CALLBOARD_TRY(check_name(name_or_path));

@@ -38,8 +38,19 @@ struct RunDir {
   UniqueFd lock;
 };
 Result<RunDir> claim_run_dir(const std::string& cluster_name);
-/// `keep_logs` leaves <run dir>/logs for whoever looks for the reason; the next claim sweeps it away.
+/// `keep_logs` leaves <run dir>/logs for whoever looks for the reason, and the lock file as the mark that it is ours:
+/// the next claim, or sweep_dead_run_dirs(), takes them away.
 void remove_run_dir(const RunDir& dir, bool keep_logs = false) noexcept;
+
+/// A run directory whose lock nobody holds: its node actor was killed, or left the logs of a failure.
+struct DeadRunDir {
+  std::string name;
+  std::string path;
+};
+std::vector<DeadRunDir> list_dead_run_dirs();
+/// Removes them, but with `keep_logs` not their logs. What holds anything that no cluster makes stays as it is, and so
+/// does what cannot be removed. Safe beside others that sweep, claim or run. A line for each, for a log.
+std::vector<std::string> sweep_dead_run_dirs(bool keep_logs = false);
 
 Status write_record(const ClusterRecord& record);
 /// `name_or_path`: a cluster's name, a run directory, or empty for the only one that runs. kClusterNotFound lists those

@@ -40,6 +40,7 @@ class Hub {
     Link::Options link;
     int send_high_water = limits::kSocketQueueMax;  ///< frames ZeroMQ may hold for a peer; the rest wait in the link
     bool direct = true;                             ///< offers a direct lane (direct_lane.h) beside an ipc endpoint
+    Duration lane_hello_wait = std::chrono::seconds(5);  ///< a direct lane that says nothing so long is closed
   };
   virtual ~Hub() = default;  ///< says Bye to all; ZeroMQ goes on sending what is queued for at most 100 ms
   static Result<std::unique_ptr<Hub>> bind(Loop& loop, Messenger& messenger, Options options, Events events);

@@ -124,13 +124,24 @@ Result<UniqueFd> listen_stream(const std::string& path, int backlog) { return li
 Result<UniqueFd> connect_seqpacket(const std::string& path) { return connect_to(path, SOCK_SEQPACKET, 0); }
 Result<UniqueFd> connect_stream(const std::string& path) { return connect_to(path, SOCK_STREAM, SOCK_NONBLOCK); }
 
-UniqueFd accept_waiting(int listener) noexcept {
-  int fd = -1;
-  do {
-    fd = ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
-  } while (fd < 0 && errno == EINTR);
-  return UniqueFd(fd);
+UniqueFd accept_waiting(int listener, UniqueFd& reserve) noexcept {
+  const auto accept_one = [listener] {
+    int fd = -1;
+    do {
+      fd = ::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    } while (fd < 0 && (errno == EINTR || errno == ECONNABORTED));
+    return UniqueFd(fd);
+  };
+  UniqueFd accepted = accept_one();
+  if (!accepted && (errno == EMFILE || errno == ENFILE)) {
+    reserve.reset();
+    accept_one().reset();
+    reserve = reserve_descriptor();
+  }
+  return accepted;
 }
+
+UniqueFd reserve_descriptor() noexcept { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 
 Result<uid_t> peer_uid(int socket) {
   ucred credentials{};

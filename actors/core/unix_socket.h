@@ -41,8 +41,12 @@ Result<UniqueFd> listen_stream(const std::string& path, int backlog);
 Result<UniqueFd> connect_seqpacket(const std::string& path);
 /// Non-blocking altogether: kPeerLost also where the other end's backlog is full.
 Result<UniqueFd> connect_stream(const std::string& path);
-/// The next one who waits to be accepted, non-blocking; an invalid descriptor if there is none (or no room for one).
-UniqueFd accept_waiting(int listener) noexcept;
+/// The next one who waits to be accepted, non-blocking; an invalid descriptor if there is none. If this process has no
+/// room for another descriptor, `reserve` is given up for a moment to turn one away: left in the queue it would keep
+/// the listener readable, and would wait for an answer.
+UniqueFd accept_waiting(int listener, UniqueFd& reserve) noexcept;
+/// A descriptor to give up.
+UniqueFd reserve_descriptor() noexcept;
 /// The effective uid of the process at the other end; kPermission if the system does not tell.
 Result<uid_t> peer_uid(int socket);
 /// Room for as many packets as the system allows.

@@ -5,9 +5,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -29,6 +31,38 @@ namespace {
 
 constexpr Duration kTrimInterval = std::chrono::seconds(5);
 constexpr Duration kResendInterval = std::chrono::milliseconds(5);
+
+/// Ends this process if it is not ready in time, whatever holds it up. The node actor starts it again or gives it up,
+/// as after any other end of its own.
+class StartWatch {
+ public:
+  explicit StartWatch(Duration timeout)
+      : thread_([this, timeout] {
+          std::unique_lock lock(mutex_);
+          if (changed_.wait_for(lock, timeout, [this] { return over_; })) return;
+          const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+          log::error("start_failed",
+                     "not ready within limits.start_timeout of " + std::to_string(milliseconds) + " ms");
+          ::_exit(1);
+        }) {}
+  ~StartWatch() {
+    ready();
+    thread_.join();
+  }
+  StartWatch(const StartWatch&) = delete;
+  StartWatch& operator=(const StartWatch&) = delete;
+  void ready() {
+    std::lock_guard lock(mutex_);
+    over_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;  // guarded by mutex_
+  std::thread thread_;
+};
 
 /// Owned by run_device; everything but the constructor, start_memory() and request_stop() runs on the loop's thread.
 class DeviceActor {
@@ -60,7 +94,6 @@ class DeviceActor {
  private:
   Status connect();
   void step(DeviceCore::Event event);
-  void drain_events();
   void act(DeviceCore::Action action);
   void send_coordinator(Message message);
   void flush_coordinator();
@@ -96,6 +129,7 @@ class DeviceActor {
   std::uint64_t beats_ = 0;
   std::uint64_t finished_at_trim_ = 0;
   bool failed_ = false;
+  StartWatch start_watch_{options_.config.limits.start_timeout};
 };
 
 Status DeviceActor::start_memory() {
@@ -184,6 +218,7 @@ Status DeviceActor::connect() {
   Line::Events events;
   events.welcome = [this](const Welcome& welcome) {
     log::info("ready", "epoch=" + std::to_string(welcome.epoch));
+    start_watch_.ready();
     step(DeviceCore::FromCoordinator{welcome});
   };
   events.message = [this](Message message) { step(DeviceCore::FromCoordinator{std::move(message)}); };
@@ -225,20 +260,20 @@ bool DeviceActor::run() {
 }
 
 void DeviceActor::step(DeviceCore::Event event) {
-  events_.push_back(std::move(event));
-  if (stepping_) return;
-  stepping_ = true;
-  drain_events();
-  stepping_ = false;
-  tick_.at(core_->next_tick());
-}
-
-void DeviceActor::drain_events() {
-  while (!events_.empty()) {
-    DeviceCore::Event event = std::move(events_.front());
-    events_.pop_front();
-    for (DeviceCore::Action& action : core_->step(std::move(event), Clock::now())) act(std::move(action));
+  if (stepping_) {
+    events_.push_back(std::move(event));
+    return;
   }
+  stepping_ = true;
+  for (DeviceCore::Action& action : core_->step(std::move(event), Clock::now())) act(std::move(action));
+  while (!events_.empty()) {
+    DeviceCore::Event next = std::move(events_.front());
+    events_.pop_front();
+    for (DeviceCore::Action& action : core_->step(std::move(next), Clock::now())) act(std::move(action));
+  }
+  stepping_ = false;
+  // A tick that comes too early only looks; moving the timer at every step would cost more.
+  tick_.no_later_than(core_->next_tick());
 }
 
 void DeviceActor::act(DeviceCore::Action action) {

@@ -27,14 +27,8 @@ class DeviceCoreImpl final : public DeviceCore {
     return actions;
   }
 
-  TimePoint next_tick() const override {
-    TimePoint next = kNever;
-    for (const auto& [key, run] : runs_) {
-      if (!run.started) next = std::min(next, run.deadline);
-    }
-    for (const auto& [key, edge] : early_) next = std::min(next, edge.drop_at);
-    return next;
-  }
+  /// A tick that comes too early only looks: so what has ended in the meantime is not taken out here.
+  TimePoint next_tick() const override { return next_tick_; }
 
  private:
   struct RunEntry {
@@ -107,7 +101,7 @@ class DeviceCoreImpl final : public DeviceCore {
     }
     RunEntry entry = std::move(found->second);
     runs_.erase(found);
-    remember_ended({event.run, event.fragment});
+    if (entry.edges_wanted > 0) remember_ended({event.run, event.fragment});
     if (entry.cancelled) event.result.error = event.result.error ? event.result.error : entry.cancelled;
     if (!event.result.error) send_edges(entry, event.result, now, out);
 
@@ -143,7 +137,14 @@ class DeviceCoreImpl final : public DeviceCore {
       release_all(it->second.values, out);
       it = early_.erase(it);
     }
+    next_tick_ = kNever;
+    for (const auto& [key, run] : runs_) {
+      if (!run.started) wake_at(run.deadline);
+    }
+    for (const auto& [key, edge] : early_) wake_at(edge.drop_at);
   }
+
+  void wake_at(TimePoint when) { next_tick_ = std::min(next_tick_, when); }
 
   // -- coordinator's orders
   // ---------------------------------------------------------------------------------------------
@@ -278,6 +279,7 @@ class DeviceCoreImpl final : public DeviceCore {
       return release_all(edge.values, out);
     }
     early.drop_at = after(now, options_.early_edge_keep);
+    wake_at(early.drop_at);
     for (auto& value : edge.values) early.values.push_back(std::move(value));
   }
 
@@ -297,7 +299,8 @@ class DeviceCoreImpl final : public DeviceCore {
 
   void start_if_ready(const RunKey& key, const Fragment& fragment, Actions& out) {
     RunEntry& run = runs_.at(key);
-    if (run.started || run.edge_values.size() < run.edges_wanted) return;
+    if (run.started) return;
+    if (run.edge_values.size() < run.edges_wanted) return wake_at(run.deadline);
     run.started = true;
     kernels::RunOrder order;
     order.run = key.first;
@@ -454,6 +457,7 @@ class DeviceCoreImpl final : public DeviceCore {
   std::map<RunKey, EarlyEdges> early_;
   std::set<RunKey> ended_;
   std::deque<RunKey> ended_order_;
+  TimePoint next_tick_ = kNever;
 };
 
 }  // namespace

@@ -100,6 +100,7 @@ class NodeActor {
   StatusStream status_;
   RunDir run_dir_;
   std::string logs_;
+  std::vector<std::string> swept_;  // what clusters left that were killed
   ClusterRecord record_;
   UniqueFd signals_;
   std::unique_ptr<Loop> loop_;
@@ -128,6 +129,8 @@ int NodeActor::run() {
   started.run_dir = run_dir_.path;
   started.logs = logs_;
   emit(std::move(started));
+  // Only now the log has its place.
+  for (const std::string& line : swept_) log::info("run_dir_removed", line);
   loop_->run();
   return end();
 }
@@ -149,6 +152,7 @@ Status NodeActor::prepare() {
 Status NodeActor::prepare_directory() {
   const config::ClusterConfig& config = options_.config;
   CALLBOARD_ASSIGN(run_dir_, claim_run_dir(config.name));
+  swept_ = sweep_dead_run_dirs();
   logs_ = config.log.dir.empty() ? run_dir_.path + "/logs" : config.log.dir;
   std::error_code error;
   std::filesystem::create_directories(logs_, error);

@@ -9,14 +9,9 @@ namespace callboard::actors {
 
 namespace {
 
-constexpr std::size_t kHashBytes = 32;
-
 Status check_spans(std::uint64_t bytes, const std::vector<ConstantSpan>& spans) {
   for (const ConstantSpan& span : spans) {
-    if (span.hash.bytes.size() != kHashBytes) {
-      return fail(ErrorCode::kMalformed,
-                  "a constant's hash has " + std::to_string(span.hash.bytes.size()) + " bytes, not 32");
-    }
+    if (span.hash.empty()) return fail(ErrorCode::kMalformed, "a constant comes without its hash");
     if (span.offset > bytes || span.bytes > bytes - span.offset) {
       return fail(ErrorCode::kMalformed, "constant " + span.hash.hex() + " at " + std::to_string(span.offset) +
                                              " with " + std::to_string(span.bytes) +

@@ -209,8 +209,9 @@ void StepSupervisor::ended(Actor& actor, ActorExited report, bool may_help, Time
   const std::string text = actor.id().to_string() + " " + end_text(report);
   if (!report.stopped_by_us) {
     say(log::Level::kWarning, "actor_ended",
-        text +
-            (again ? "; starts again in " + std::to_string(report.restart_in_ms) + " ms" : "; is not started again"));
+        text + (!again                     ? "; is not started again"
+                : wait == Duration::zero() ? "; starts again at once"
+                                           : "; starts again in " + std::to_string(report.restart_in_ms) + " ms"));
   }
   const bool fatal = actor.essential && !stopping_;
   if (fatal) {

@@ -210,11 +210,13 @@ std::uint64_t ArenaImpl::warm_bytes_locked() const {
 
 Error ArenaImpl::refusal(std::uint64_t requested, const std::string& why, const std::string& hint) const {
   const ArenaStats now = stats();
+  // Where readers hold as much as is wanted, nothing else would help for long.
+  const bool held = now.leased_bytes > 0 && now.leased_bytes >= requested;
   return Error(ErrorCode::kOutOfMemory,
                "cannot allocate " + format_bytes(requested) + " of shared memory for " + options_.owner.to_string() +
                    ": " + format_bytes(now.in_use_bytes) + " in use (" + format_bytes(now.leased_bytes) +
                    " of it leased to readers), " + format_bytes(now.reserved_bytes) + " reserved; limit: " + why,
-               hint);
+               held ? "let go of results that are not needed any more" : hint);
 }
 
 Result<void*> ArenaImpl::allocate(std::size_t bytes) {
@@ -312,7 +314,7 @@ Status ArenaImpl::earn_credit_growing(std::uint64_t bytes) {
     left = memory_left(options_.machine_reserve);
   }
   if (left.bytes < bytes) {
-    return fail(refusal(bytes, left.limit, "free memory on this host, or use smaller batches"));
+    return fail(refusal(bytes, left.limit, "free memory on this host"));
   }
   std::lock_guard lock(mutex_);
   credit_ = std::min(left.bytes, std::max(bytes, kCreditStep));
@@ -332,8 +334,8 @@ Result<std::uint64_t> ArenaImpl::segment_bytes_growing(std::uint64_t bytes) {
     available = left();
   }
   if (available < bytes) {
-    return fail(refusal(bytes, "memory_limit " + format_bytes(options_.memory_limit),
-                        "raise the device's memory_limit, or use smaller batches"));
+    // What a kernel can do about it (smaller inputs, a larger memory_limit), the kernel's error says.
+    return fail(refusal(bytes, "memory_limit " + format_bytes(options_.memory_limit), ""));
   }
   return std::min(wanted, available / page_bytes() * page_bytes());
 }
@@ -514,12 +516,24 @@ std::atomic<ArenaImpl*> newest_arena{nullptr};
 
 }  // namespace
 
+namespace {
+
+Status check_options(const ArenaOptions& options) {
+  if (options.segment_bytes >= page_bytes()) return {};
+  return fail(ErrorCode::kBadArgument, "an arena's segment_bytes must be at least one page (" +
+                                           std::to_string(page_bytes()) + "), got " +
+                                           std::to_string(options.segment_bytes));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Arena>> Arena::create_shared(ArenaOptions options, SegmentObserver observer) {
+  CALLBOARD_TRY(check_options(options));
+  return std::make_shared<ArenaImpl>(std::move(options), std::move(observer));
+}
+
 Result<Arena*> Arena::create(ArenaOptions options, SegmentObserver observer) {
-  if (options.segment_bytes < page_bytes()) {
-    return fail(ErrorCode::kBadArgument, "an arena's segment_bytes must be at least one page (" +
-                                             std::to_string(page_bytes()) + "), got " +
-                                             std::to_string(options.segment_bytes));
-  }
+  CALLBOARD_TRY(check_options(options));
   auto* arena = new ArenaImpl(std::move(options), std::move(observer));
   arena->older = newest_arena.load();
   while (!newest_arena.compare_exchange_weak(arena->older, arena)) {

@@ -35,11 +35,11 @@ struct ArenaOptions {
 };
 
 struct ArenaStats {
-  std::uint64_t reserved_bytes = 0;   ///< sizes of all segments
-  std::uint64_t resident_bytes = 0;   ///< populated and not punched out
-  std::uint64_t in_use_bytes = 0;     ///< allocated or leased
+  std::uint64_t reserved_bytes = 0;  ///< sizes of all segments
+  std::uint64_t resident_bytes = 0;  ///< populated and not punched out
+  std::uint64_t in_use_bytes = 0;    ///< allocated or leased
   std::uint64_t leased_bytes = 0;
-  std::uint64_t peak_bytes = 0;       ///< highest in_use_bytes
+  std::uint64_t peak_bytes = 0;  ///< highest in_use_bytes
   std::uint64_t leases = 0;
   std::uint64_t segments = 0;
   std::uint64_t copied_in_bytes = 0;  ///< by copy_in(): what ATen had not allocated here
@@ -63,11 +63,13 @@ struct SegmentObserver {
 
 /// Allocates page-aligned, page-padded blocks. Thread-safe; every method may be called from any thread. Meant for
 /// blocks above limits::kInlineBytesMax (smaller tensors travel inline and stay in the ordinary heap).
-/// Lives as long as the process: create() leaks on purpose, since storages are freed from static destructors.
 class Arena {
  public:
   virtual ~Arena() = default;
+  /// Lives as long as the process: leaked on purpose, since storages are freed from static destructors.
   static Result<Arena*> create(ArenaOptions options, SegmentObserver observer);
+  /// Ends with its last owner, and its segments with it: for who counts each block that is out as an owner.
+  static Result<std::shared_ptr<Arena>> create_shared(ArenaOptions options, SegmentObserver observer);
 
   /// kOutOfMemory with requested size, limit and use. Fresh or recycled pages: contents unspecified, pages populated.
   virtual Result<void*> allocate(std::size_t bytes) = 0;

@@ -9,8 +9,6 @@
 namespace callboard {
 namespace {
 
-constexpr std::size_t kHashBytes = 32;
-
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   if (c >= 'a' && c <= 'f') return c - 'a' + 10;
@@ -47,8 +45,8 @@ Result<ActorId> ActorId::parse(std::string_view text) {
 std::string ContentHash::hex() const {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string text;
-  text.reserve(bytes.size() * 2);
-  for (const char c : bytes) {
+  text.reserve(bytes().size() * 2);
+  for (const char c : bytes()) {
     const auto byte = static_cast<unsigned char>(c);
     text += kDigits[byte >> 4];
     text += kDigits[byte & 15];
@@ -56,30 +54,41 @@ std::string ContentHash::hex() const {
   return text;
 }
 
+Result<ContentHash> ContentHash::from_bytes(std::string_view bytes) {
+  ContentHash hash;
+  if (bytes.empty()) return hash;
+  if (bytes.size() != kBytes) {
+    return fail(ErrorCode::kMalformed, "a content hash has " + std::to_string(bytes.size()) + " bytes, not 32");
+  }
+  bytes.copy(hash.bytes_.data(), kBytes);
+  hash.set_ = true;
+  return hash;
+}
+
 Result<ContentHash> ContentHash::from_hex(std::string_view text) {
   const auto malformed = [text] {
     return fail(ErrorCode::kMalformed, "'" + std::string(text.substr(0, 80)) + "' is not a content hash",
                 "a content hash has 64 hexadecimal digits");
   };
-  if (text.size() != kHashBytes * 2) return malformed();
+  if (text.size() != kBytes * 2) return malformed();
   ContentHash hash;
-  hash.bytes.reserve(kHashBytes);
   for (std::size_t i = 0; i < text.size(); i += 2) {
     const int high = hex_digit(text[i]);
     const int low = hex_digit(text[i + 1]);
     if (high < 0 || low < 0) return malformed();
-    hash.bytes += static_cast<char>(high * 16 + low);
+    hash.bytes_[i / 2] = static_cast<char>(high * 16 + low);
   }
+  hash.set_ = true;
   return hash;
 }
 
 ContentHash ContentHash::of(const void* data, std::size_t size) {
   ContentHash hash;
-  hash.bytes.resize(kHashBytes);
   unsigned int length = 0;
   const int done =
-      EVP_Digest(data, size, reinterpret_cast<unsigned char*>(hash.bytes.data()), &length, EVP_sha256(), nullptr);
-  CALLBOARD_CHECK(done == 1 && length == kHashBytes, "OpenSSL has SHA-256 in its default provider");
+      EVP_Digest(data, size, reinterpret_cast<unsigned char*>(hash.bytes_.data()), &length, EVP_sha256(), nullptr);
+  CALLBOARD_CHECK(done == 1 && length == kBytes, "OpenSSL has SHA-256 in its default provider");
+  hash.set_ = true;
   return hash;
 }
 

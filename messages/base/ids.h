@@ -2,6 +2,7 @@
 // reused.
 #pragma once
 
+#include <array>
 #include <compare>
 #include <cstdint>
 #include <functional>
@@ -29,15 +30,24 @@ struct ActorId {
   static Result<ActorId> parse(std::string_view text);
 };
 
-/// SHA-256 of some content, in the raw 32 bytes.
-struct ContentHash {
-  std::string bytes;  ///< 32 bytes, or empty for "none"
+/// SHA-256 of some content, or none. A plain value without a heap block: every message about a run carries one.
+class ContentHash {
+ public:
+  static constexpr std::size_t kBytes = 32;
 
   auto operator<=>(const ContentHash&) const = default;
-  bool empty() const { return bytes.empty(); }
+  bool empty() const { return !set_; }
+  /// The raw 32 bytes, or nothing for "none".
+  std::string_view bytes() const { return {bytes_.data(), set_ ? kBytes : 0}; }
   std::string hex() const;
+  /// kMalformed unless it is 32 bytes or nothing.
+  static Result<ContentHash> from_bytes(std::string_view bytes);
   static Result<ContentHash> from_hex(std::string_view text);
   static ContentHash of(const void* data, std::size_t size);
+
+ private:
+  std::array<char, kBytes> bytes_{};
+  bool set_ = false;
 };
 
 }  // namespace callboard
@@ -51,6 +61,6 @@ struct std::hash<callboard::ActorId> {
 template <>
 struct std::hash<callboard::ContentHash> {
   std::size_t operator()(const callboard::ContentHash& content) const noexcept {
-    return std::hash<std::string>()(content.bytes);
+    return std::hash<std::string_view>()(content.bytes());
   }
 };

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "actors/client/client.h"
-#include "actors/client/graph_builder.h"
+#include "actors/client/fragment_builder.h"
 
 namespace callboard::python {
 
@@ -32,10 +32,27 @@ inline void check_or_raise(const Status& status) {
   if (!status) raise(status.error());
 }
 
+/// Lets go of the GIL. A thread that wants it back while the interpreter ends never gets it: Python would end that
+/// thread, whose C++ frames cannot be unwound in that way. It then waits for the end of the process.
+class GilRelease {
+ public:
+  GilRelease() : state_(PyEval_SaveThread()) {}
+  ~GilRelease();
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+
+ private:
+  PyThreadState* const state_;
+};
+/// Makes that known when the interpreter begins to end (atexit).
+void watch_interpreter_end();
+/// Whether this thread must not ask for the GIL any more.
+bool gil_is_gone();
+
 /// Runs `work`, which touches no Python, without the GIL.
 template <class Work>
 auto without_gil(Work work) {
-  py::gil_scoped_release release;
+  const GilRelease release;
   return work();
 }
 
@@ -76,10 +93,10 @@ py::dict cluster_dict(const actors::ClusterRecord& record);
 // ----------------------------------------------------------------------------------------------------------------
 
 /// The graph builder behind a mutex, since its slow calls run without the GIL.
-class PyGraphBuilder {
+class PyFragmentBuilder {
  public:
-  explicit PyGraphBuilder(std::string name) : builder_(std::move(name)) {}
-  ~PyGraphBuilder();
+  explicit PyFragmentBuilder(std::string name) : builder_(std::move(name)) {}
+  ~PyFragmentBuilder();
 
   /// `work` gets the builder and touches no Python.
   template <class Work>
@@ -92,10 +109,10 @@ class PyGraphBuilder {
 
  private:
   std::mutex mutex_;
-  actors::GraphBuilder builder_;
+  actors::FragmentBuilder builder_;
 };
 
-void define_graph_builder(py::module_& module);
+void define_fragment_builder(py::module_& module);
 void define_client(py::module_& module);
 
 }  // namespace callboard::python

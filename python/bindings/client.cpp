@@ -8,6 +8,9 @@
 #include <deque>
 #include <mutex>
 
+#include "actors/client/batching.h"
+#include "actors/client/lazy_future.h"
+#include "actors/client/replicas.h"
 #include "messages/base/fd.h"
 #include "messages/codec.h"
 #include "python/bindings/bindings.h"
@@ -32,27 +35,43 @@ std::optional<Duration> to_deadline(std::optional<double> seconds) {
   return to_duration(*seconds, "the deadline");
 }
 
+/// A dimension for all inputs, or {name of an input: dimension}; the package has checked it.
+actors::BatchDim to_batch_dim(py::handle value) {
+  actors::BatchDim dim;
+  if (py::isinstance<py::dict>(value)) {
+    dim.inputs = py::cast<std::map<std::string, std::size_t>>(value);
+  } else {
+    dim.dim = py::cast<std::size_t>(value);
+  }
+  return dim;
+}
+
 /// What the loop thread leaves for Python to fetch.
 class Completions {
  public:
   Completions() : fd_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
-  int fd() const { return fd_.get(); }
+  /// -1 after close().
+  int fd() {
+    std::lock_guard lock(mutex_);
+    return fd_.get();
+  }
+  /// Gives the descriptor back; from then on nobody is woken by it. Futures may still hold this object.
+  void close() {
+    std::lock_guard lock(mutex_);
+    fd_.reset();
+  }
   std::uint64_t next_id() { return ids_.fetch_add(1) + 1; }
 
   void completed(std::uint64_t future) {
-    {
-      std::lock_guard lock(mutex_);
-      completed_.push_back(future);
-    }
+    std::lock_guard lock(mutex_);
+    completed_.push_back(future);
     signal();
   }
   void event(const ActorEvent& event) {
-    {
-      std::lock_guard lock(mutex_);
-      if (events_.size() == kEventsMax) events_.pop_front();
-      events_.push_back(event);
-    }
+    std::lock_guard lock(mutex_);
+    if (events_.size() == kEventsMax) events_.pop_front();
+    events_.push_back(event);
     signal();
   }
   std::vector<std::uint64_t> take_completed() {
@@ -71,20 +90,21 @@ class Completions {
   }
 
  private:
+  // Under the mutex, both: the descriptor may be given back, and its number to somebody else, at any time.
   void signal() {
     const std::uint64_t one = 1;
+    if (!fd_) return;
     [[maybe_unused]] const ssize_t written = ::write(fd_.get(), &one, sizeof one);
   }
-  /// Under the mutex: whoever adds something later signals after this.
   void reset_if_empty() {
-    if (!completed_.empty() || !events_.empty()) return;
+    if (!fd_ || !completed_.empty() || !events_.empty()) return;
     std::uint64_t count = 0;
     [[maybe_unused]] const ssize_t got = ::read(fd_.get(), &count, sizeof count);
   }
 
-  UniqueFd fd_;
   std::atomic<std::uint64_t> ids_{0};
   std::mutex mutex_;
+  UniqueFd fd_;                           // guarded by mutex_
   std::vector<std::uint64_t> completed_;  // guarded by mutex_; at most one for each future that notify() was called on
   std::deque<ActorEvent> events_;         // guarded by mutex_
 };
@@ -96,7 +116,12 @@ class PyFuture {
       : future_(std::move(future)),
         program_(std::move(program)),
         completions_(std::move(completions)),
-        id_(completions_->next_id()) {}
+        id_(completions_->next_id()),
+        lazy_(dynamic_cast<actors::LazyFuture*>(future_.get()) != nullptr) {}
+  ~PyFuture() {
+    // The end of a batched program joins its thread, which may be about to submit.
+    if (program_.use_count() == 1) without_gil([&] { program_.reset(); });
+  }
 
   std::uint64_t id() const { return id_; }
   bool is_ready() const {
@@ -119,7 +144,8 @@ class PyFuture {
 
   py::list result() const {
     wait(std::nullopt);
-    const auto result = value_or_raise(future_->get());
+    // A lazy one puts its result together now, which may be a large copy.
+    const auto result = value_or_raise(lazy_ ? without_gil([&] { return future_->get(); }) : future_->get());
     const auto& outputs = program_->graph().outputs;
     py::list list;
     for (std::size_t i = 0; i < outputs.size(); ++i) {
@@ -146,16 +172,28 @@ class PyFuture {
 
  private:
   const std::shared_ptr<actors::Future> future_;
-  const std::shared_ptr<actors::Program> program_;
+  std::shared_ptr<actors::Program> program_;
   const std::shared_ptr<Completions> completions_;
   const std::uint64_t id_;
+  const bool lazy_;
   std::atomic<bool> notified_{false};
 };
 
 class PyProgram {
  public:
-  PyProgram(std::shared_ptr<actors::Program> program, std::shared_ptr<Completions> completions)
-      : program_(std::move(program)), completions_(std::move(completions)) {}
+  /// What a program was loaded from: the file itself, since something else may come to lie at its path.
+  struct Source {
+    std::shared_ptr<const UniqueFd> file;
+    std::string path;  // for messages
+    Placement placement;
+  };
+
+  PyProgram(std::shared_ptr<actors::Program> program, std::shared_ptr<Completions> completions,
+            actors::AllocateTensor allocate, std::optional<Source> source = std::nullopt)
+      : program_(std::move(program)),
+        completions_(std::move(completions)),
+        allocate_(std::move(allocate)),
+        source_(std::move(source)) {}
   ~PyProgram() {
     without_gil([&] { program_.reset(); });
   }
@@ -180,9 +218,47 @@ class PyProgram {
     return std::make_unique<PyFuture>(value_or_raise(std::move(future)), program_, completions_);
   }
 
+  std::unique_ptr<PyProgram> batched(std::int64_t max_batch, double max_delay, py::object dim,
+                                     std::size_t max_queued) const {
+    actors::BatchingOptions options;
+    options.max_batch = max_batch;
+    options.max_delay = to_duration(max_delay, "max_delay");
+    options.dim = to_batch_dim(dim);
+    options.max_queued = max_queued;
+    auto made = without_gil([&] { return actors::make_batched(allocate_, program_, std::move(options)); });
+    const std::shared_ptr<actors::BatchedProgram> batched = value_or_raise(std::move(made));
+    auto program = std::make_unique<PyProgram>(batched, completions_, allocate_, source_);
+    program->batched_ = batched;
+    return program;
+  }
+  void close() const {
+    if (const auto batched = batched_.lock()) without_gil([&] { batched->close(); });
+  }
+
+  void save(const std::string& path) const {
+    if (!source_) raise(Error(ErrorCode::kUnsupported, "this program was not made from a module or a file"));
+    check_or_raise(without_gil([&] { return save_again(path); }));
+  }
+
  private:
+  Status save_again(const std::string& path) const {
+    // The constants are read, and compared with their hashes, again: they are not kept in memory.
+    auto loaded = actors::load_program_file(source_->file, source_->path);
+    Status status = loaded ? actors::save_program(path, program_->graph(), source_->placement, loaded->constants)
+                           : Status(fail(std::move(loaded).error()));
+    if (status || (loaded && status.error().code != ErrorCode::kConstantMissing)) return status;
+    Error error(ErrorCode::kCorrupted,
+                "the program cannot be saved: its file '" + source_->path + "' was written to since it was loaded",
+                "load it again, or compile the module again; save() itself replaces files whole");
+    error.causes.push_back(std::move(status).error());
+    return fail(std::move(error));
+  }
+
   std::shared_ptr<actors::Program> program_;
+  std::weak_ptr<actors::BatchedProgram> batched_;  // program_, if it is one
   std::shared_ptr<Completions> completions_;
+  actors::AllocateTensor allocate_;
+  std::optional<Source> source_;
 };
 
 class PyClient {
@@ -234,9 +310,9 @@ class PyClient {
       }));
     }
     // The builder's bytes stay where they are as long as its Python object, which our caller holds.
-    auto& builder = py::cast<PyGraphBuilder&>(program);
+    auto& builder = py::cast<PyFragmentBuilder&>(program);
     std::vector<actors::ConstantBytes> constants;
-    ProgramGraph graph = value_or_raise(builder.use([&](actors::GraphBuilder& cpp) {
+    ProgramGraph graph = value_or_raise(builder.use([&](actors::FragmentBuilder& cpp) {
       constants = cpp.constants();
       return cpp.finish();
     }));
@@ -248,10 +324,33 @@ class PyClient {
     std::optional<Placement> where;
     if (!placement.is_none()) where = to_placement(placement);
     const std::optional<Duration> until = to_deadline(timeout);
-    return loaded(call([&](actors::Client& client) -> Result<std::shared_ptr<actors::Program>> {
+    PyProgram::Source source;
+    source.path = path;
+    auto program = call([&](actors::Client& client) -> Result<std::shared_ptr<actors::Program>> {
       CALLBOARD_ASSIGN(actors::SavedProgram saved, actors::load_program_file(path));
-      return client.load(std::move(saved.graph), saved.constants,
-                         where ? std::move(*where) : std::move(saved.placement), until);
+      source.file = std::move(saved.file);
+      source.placement = where ? std::move(*where) : std::move(saved.placement);
+      return client.load(std::move(saved.graph), saved.constants, source.placement, until);
+    });
+    return std::make_unique<PyProgram>(std::move(program), completions_, allocate_, std::move(source));
+  }
+
+  std::unique_ptr<PyProgram> load_replicas(PyFragmentBuilder& builder, py::sequence placements, bool scatter,
+                                           py::object dim, std::optional<double> timeout) {
+    std::vector<Placement> where;
+    for (const auto& placement : placements)
+      where.push_back(to_placement(py::reinterpret_borrow<py::object>(placement)));
+    actors::ReplicaOptions options;
+    options.scatter = scatter;
+    options.dim = to_batch_dim(dim);
+    const std::optional<Duration> until = to_deadline(timeout);
+    std::vector<actors::ConstantBytes> constants;
+    const ProgramGraph graph = value_or_raise(builder.use([&](actors::FragmentBuilder& cpp) {
+      constants = cpp.constants();
+      return cpp.finish();
+    }));
+    return loaded(call([&](actors::Client& client) {
+      return actors::load_replicas(client, graph, constants, where, options, until);
     }));
   }
 
@@ -294,21 +393,26 @@ class PyClient {
     });
     drop_deferred();
   }
+  void close_completion_fd() { completions_->close(); }
 
  private:
   explicit PyClient(std::unique_ptr<actors::Client> client)
-      : client_(std::move(client)), record_(client_->cluster()), completions_(std::make_shared<Completions>()) {
+      : client_(std::move(client)),
+        record_(client_->cluster()),
+        completions_(std::make_shared<Completions>()),
+        allocate_(client_->allocator()) {
     client_->on_actor_event([completions = completions_](const ActorEvent& event) { completions->event(event); });
   }
 
   std::unique_ptr<PyProgram> loaded(std::shared_ptr<actors::Program> program) {
-    return std::make_unique<PyProgram>(std::move(program), completions_);
+    return std::make_unique<PyProgram>(std::move(program), completions_, allocate_);
   }
 
   mutable std::mutex mutex_;
   std::shared_ptr<actors::Client> client_;  // guarded by mutex_
   const actors::ClusterRecord record_;
   const std::shared_ptr<Completions> completions_;
+  const actors::AllocateTensor allocate_;
 };
 
 void define_program(py::module_& module) {
@@ -333,7 +437,11 @@ void define_program(py::module_& module) {
                              })
       .def_property_readonly("node_count", [](const PyProgram& self) { return self.program().graph().nodes.size(); })
       .def_property_readonly("annotations", [](const PyProgram& self) { return self.program().graph().annotations; })
-      .def("submit", &PyProgram::submit, py::arg("inputs"), py::arg("deadline") = py::none());
+      .def("submit", &PyProgram::submit, py::arg("inputs"), py::arg("deadline") = py::none())
+      .def("batched", &PyProgram::batched, py::arg("max_batch"), py::arg("max_delay"), py::arg("dim"),
+           py::arg("max_queued"))
+      .def("close", &PyProgram::close)
+      .def("save", &PyProgram::save, py::arg("path"));
 }
 
 }  // namespace
@@ -357,10 +465,13 @@ void define_client(py::module_& module) {
            py::arg("timeout") = py::none())
       .def("load_file", &PyClient::load_file, py::arg("path"), py::arg("placement") = py::none(),
            py::arg("timeout") = py::none())
+      .def("load_replicas", &PyClient::load_replicas, py::arg("program"), py::arg("placements"),
+           py::arg("scatter") = true, py::arg("dim") = 0, py::arg("timeout") = py::none())
       .def("operation", &PyClient::operation, py::arg("name"), py::arg("arguments_json") = "{}",
            py::arg("timeout") = py::none())
       .def("allocate", &PyClient::allocate, py::arg("dtype"), py::arg("sizes"))
       .def("completion_fd", &PyClient::completion_fd)
+      .def("close_completion_fd", &PyClient::close_completion_fd)
       .def("drain_completed", &PyClient::drain_completed)
       .def("drain_events", &PyClient::drain_events)
       .def("close", &PyClient::close);

@@ -1,6 +1,7 @@
 // The module callboard._native; python/callboard/_native.pyi is its contract.
 #include <pybind11/stl.h>
 
+#include "actors/core/output_file.h"
 #include "actors/core/run_dir.h"
 #include "config/cluster_config.h"
 #include "messages/frame.h"
@@ -28,13 +29,20 @@ py::list list_clusters() {
 PYBIND11_MODULE(_native, module) {
   namespace python = callboard::python;
   namespace py = pybind11;
+  python::watch_interpreter_end();
   python::define_errors(module);
-  python::define_graph_builder(module);
+  python::define_fragment_builder(module);
   python::define_client(module);
   module.def("version", [] { return CALLBOARD_VERSION; });
   module.def("protocol_version", [] { return callboard::kProtocolVersion; });
   module.def("validate_config", &python::validate_config, py::arg("text"), py::arg("file") = "<string>");
   module.def("config_schema", [] { return callboard::config::cluster_schema_json(); });
+  module.def(
+      "check_output_file",
+      [](const std::string& path) {
+        python::check_or_raise(python::without_gil([&] { return callboard::actors::check_output_file(path); }));
+      },
+      py::arg("path"));
   module.def("list_clusters", &python::list_clusters);
   module.def(
       "find_cluster",

@@ -19,7 +19,7 @@ from callboard.errors import CallboardError
 if TYPE_CHECKING:
     from callboard._launch import launch
     from callboard._native import list_clusters
-    from callboard.cluster import Cluster, connect
+    from callboard.cluster import Cluster, connect, empty
     from callboard.future import TensorFuture
     from callboard.program import Plan, Program
 
@@ -30,6 +30,7 @@ __all__ = [
     "Program",
     "TensorFuture",
     "connect",
+    "empty",
     "errors",
     "launch",
     "list_clusters",
@@ -41,6 +42,7 @@ _WHERE = {
     "Program": "callboard.program",
     "TensorFuture": "callboard.future",
     "connect": "callboard.cluster",
+    "empty": "callboard.cluster",
     "launch": "callboard._launch",
     "list_clusters": "callboard._native",
 }

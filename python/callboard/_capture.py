@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.export._trace
 from torch.utils import _pytree as pytree
 
 from callboard.errors import ExportError
@@ -49,6 +50,7 @@ def capture(
             raise ExportError(f"a {type(module).__name__} is no torch.nn.Module and no function")
         module = FunctionModule(module)
     _refuse_devices(module)
+    _refuse_examples(args, kwargs)
     args, kwargs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs))
     with _quiet(), torch.no_grad():
         try:
@@ -127,6 +129,21 @@ def _writes_statistics(node: torch.fx.Node) -> bool:
     return node.args[position] is True and node.args[3] is not None
 
 
+def _refuse_examples(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tensors that no call could be given either; torch.export fails on them with a text about its insides."""
+    examples = [("args", args), ("kwargs", kwargs)]
+    for name, path, leaf in ((n, *found) for n, tree in examples for found in pytree.tree_flatten_with_path(tree)[0]):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if leaf.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+            where = name + pytree.keystr(path)
+            what = "a nested tensor" if leaf.is_nested else "a tensor inside torch.func or torch.vmap"
+            raise ExportError(
+                f"the example {where} is {what}, a dense one is expected",
+                hint="give an example of what calls will be given: a plain torch.Tensor",
+            )
+
+
 def _refuse_devices(module: torch.nn.Module) -> None:
     elsewhere = {
         f"{name} on {tensor.device}"
@@ -143,15 +160,22 @@ def _refuse_devices(module: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """torch.export warns about its own internals and logs a graph with each failure; both would hide our message."""
+    """torch.export warns about its own internals, and logs and prints the graph so far with each failure; all of it
+    would hide our message.
+    """
     logger = logging.getLogger("torch")
     level = logger.level
+    # It prints to stderr past all logging. Only its own print is replaced: other threads, and the module's forward,
+    # print as ever.
+    tracer = vars(torch.export._trace)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logger.setLevel(logging.CRITICAL)
+        tracer["print"] = lambda *_, **__: None
         try:
             yield
         finally:
+            del tracer["print"]
             logger.setLevel(level)
 
 
@@ -170,8 +194,8 @@ def _explained(error: Exception) -> ExportError:
 def _hint(name: str, text: str) -> str:
     if "data-dependent" in text.lower() or name.startswith("GuardOnDataDependent"):
         return (
-            "the module decides in Python by the contents of a tensor: use torch.where or torch.cond, or state what "
-            "holds with torch._check(...)"
+            "the module decides in Python by the contents of a tensor: compute both and choose with torch.where(...), "
+            "state what always holds with torch._check(...), or make the decision outside of the module"
         )
     if name == "ConstraintViolationError" or "Constraints violated" in text:
         return (

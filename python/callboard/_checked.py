@@ -6,7 +6,7 @@ A fault names the argument, the value and what is allowed. Nothing here needs to
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,27 @@ from callboard.errors import InputError, PlacementError
 if TYPE_CHECKING:
     from callboard._native import PlacementDict, PlacementRule
 
-__all__ = ["duration", "optional_duration", "path", "placement_dict", "shown", "text", "wait"]
+__all__ = [
+    "batch_dim",
+    "delay",
+    "duration",
+    "flag",
+    "integer",
+    "optional_duration",
+    "path",
+    "placement_dict",
+    "replica_devices",
+    "shown",
+    "sizes",
+    "text",
+    "wait",
+]
 
 # Bounds of a request's deadline, as the cluster file has them for limits.deadline: 1 ms to 24 h.
 _SECONDS_MIN = 0.001
 _SECONDS_MAX = 86_400
+_DELAY_MAX = 3_600
+_DIM_MAX = 63  # a tensor has at most 64 dimensions
 _NODE_MAX = 2**32 - 1  # node numbers have 32 bits
 
 _PLACEMENT_FORMS = (
@@ -68,18 +84,67 @@ def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
+def integer(value: Any, name: str, low: int, high: int) -> int:
+    """An int from `low` to `high`."""
+    if _is_number(value, Integral) and low <= value <= high:
+        return int(value)
+    raise InputError(f"'{name}' is {shown(value)}; allowed: an integer from {low} to {high}")
+
+
+def flag(value: Any, name: str) -> bool:
+    """True or False; what only counts as one is surely a mistake."""
+    if isinstance(value, bool):
+        return value
+    raise InputError(f"'{name}' is {shown(value)}; allowed: True or False")
+
+
+def batch_dim(value: Any, name: str) -> int | dict[str, int]:
+    """Where the batch is: a dimension for all inputs, or {name of an input: dimension}."""
+    if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
+        return {key: integer(dim, f"{name}[{key!r}]", 0, _DIM_MAX) for key, dim in value.items()}
+    if _is_number(value, Integral) and 0 <= value <= _DIM_MAX:
+        return int(value)
+    raise InputError(
+        f"'{name}' is {shown(value)}; allowed: a dimension from 0 to {_DIM_MAX}, or a dict from names of inputs to "
+        "their dimensions"
+    )
+
+
+def delay(value: Any, name: str) -> float:
+    """Seconds that something may be held back; 0 is none."""
+    if _is_number(value, Real) and 0 <= value <= _DELAY_MAX:
+        return float(value)
+    raise InputError(f"'{name}' is {shown(value)}; allowed: a number of seconds from 0 to {_DELAY_MAX} (1 h)")
+
+
+def sizes(value: Iterable[Any]) -> list[int]:
+    """Sizes of a tensor."""
+    listed = list(value)
+    for size in listed:
+        if not _is_number(size, Integral) or not 0 <= size < 2**63:
+            raise InputError(f"'size' has {shown(size)} in it; allowed: integers from 0 on")
+    return [int(size) for size in listed]
+
+
 def text(value: Any, name: str, allowed: str) -> str:
     """A str; `allowed` says what it stands for."""
     if not isinstance(value, str):
         raise InputError(f"'{name}' is {shown(value)}; allowed: {allowed}")
-    return value
+    return _without_nul(value, name)
 
 
 def path(value: Any, name: str, allowed: str = "a path") -> str:
     """A str of a path, however it was given."""
     if not isinstance(value, (str, os.PathLike)):
         raise InputError(f"'{name}' is {shown(value)}; allowed: {allowed}")
-    return os.fsdecode(value)
+    return _without_nul(os.fsdecode(value), name)
+
+
+def _without_nul(value: str, name: str) -> str:
+    # The system takes a NUL for the end of a name: another file, or another cluster, would be meant without a word.
+    if "\0" in value:
+        raise InputError(f"'{name}' is {shown(value)}, with a NUL character in it; allowed: any other characters")
+    return value
 
 
 # -- placements -------------------------------------------------------------------------------------------------------
@@ -107,6 +172,29 @@ def placement_dict(placement: Any) -> PlacementDict:
             "devices": [_device(device, f"placement[{number}]") for number, device in enumerate(placement)],
         }
     raise _refused("placement", placement)
+
+
+def replica_devices(replicas: Any, placement: Any, known: Callable[[], list[str]]) -> list[str]:
+    """One device for each replica, from what compile() takes. `known` lists the cluster's devices."""
+    if placement is not None and placement != "auto":
+        raise PlacementError(
+            f"replicas is {shown(replicas)} and placement is {shown(placement)}; allowed: one of them",
+            hint="each replica lies on one device; leave placement out",
+        )
+    if _is_number(replicas, Integral):
+        devices = known()
+        if 1 <= replicas <= len(devices):
+            return devices[: int(replicas)]
+        raise PlacementError(
+            f"replicas is {shown(replicas)}; allowed: 1 to {len(devices)}, the number of the cluster's devices"
+        )
+    if not isinstance(replicas, (list, tuple)) or not replicas:
+        raise _refused("replicas", replicas, "their number, or a list of devices, such as [\"cpu0\", \"cpu1\"]")
+    names = [_device(device, f"replicas[{number}]") for number, device in enumerate(replicas)]
+    for name in names:
+        if names.count(name) > 1:
+            raise _refused("replicas", replicas, f"each device once, '{name}' is there twice")
+    return names
 
 
 def _refused(where: str, value: Any, allowed: str = _PLACEMENT_FORMS, hint: str = "") -> PlacementError:

@@ -24,6 +24,7 @@ from callboard import _structure
 from callboard._arguments import Argument, ArgumentProblem, Ref, Sym, bind, dtype_name, operator_name
 from callboard._constants import ConstantTable, UnsupportedTensorError
 from callboard._cost import node_cost
+from callboard._inferred import Inferred
 from callboard._names import dimension_names, input_names
 from callboard._origin import module_path, source_line
 from callboard._structure import Leaf, Structure
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 _SIZE_OPERATORS = frozenset(("aten::sym_size", "aten::sym_numel", "aten::sym_stride", "aten::sym_storage_offset"))
 _RANGE_OPERATORS = frozenset(("aten::sym_constrain_range", "aten::sym_constrain_range_for_size"))
-# torch 2.11 infers wrong sizes for the states that these give (oneDNN's variant); the tensors are right.
-_WRONG_SIZES = frozenset(("aten::lstm", "aten::gru", "aten::rnn_tanh", "aten::rnn_relu"))
 _SYMBOL_TYPES = (torch.SymInt, torch.SymBool, torch.SymFloat)
 
 
@@ -83,6 +82,7 @@ class Converter:
     def convert(self) -> Structure:
         graph = self._exported.graph_module.graph
         self._needed = _needed_symbols(self._exported.graph_module)
+        self._inferred = Inferred()
         self._declare_symbols()
         leaves = self._declare_inputs(graph)
         for node in graph.nodes:
@@ -266,8 +266,7 @@ class Converter:
         ]
         name = operator_name(schema)
         inputs = [item.meta.get("val") for item in node.all_input_nodes]
-        if schema.name in _WRONG_SIZES:
-            specs = [None if spec is None else (*spec[:3], None) for spec in specs]
+        specs = self._inferred.believable(node, schema.name, specs)
         ids = self._add_node(node, name, args, kwargs, specs, node_cost(name, inputs, _flat(values)))
         made = [_refs(item, spec) for item, spec in zip(ids, specs, strict=True)]
         self._values[node] = None if not made else made[0] if len(schema.returns) == 1 else made

@@ -99,7 +99,7 @@ class EagerCall:
         shape = tuple(leaf.shape) if self._returns_list else leaf.dim()
         return "tensor", str(leaf.dtype), shape
 
-    def build(self, builder: _native.GraphBuilder) -> Structure:
+    def build(self, builder: _native.FragmentBuilder) -> Structure:
         """The program of one node."""
         inputs = [
             builder.add_input(self._argument_name(number), dtype=str(tensor.dtype).removeprefix("torch."))

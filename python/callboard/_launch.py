@@ -49,6 +49,9 @@ def launch(config: str | os.PathLike[str] | Mapping[str, Any] | None = None, *, 
         normalized = _native.validate_config(text, origin)
     except _native.NativeError as failure:
         raise from_fields(failure.error) from None
+    trace_file = _trace_file(normalized)
+    if trace_file is not None:
+        _check_trace_file(trace_file)
     node = NodeProcess(text, Path(origin).suffix or ".json")
     try:
         client = _connect(node, time.monotonic() + seconds, seconds)
@@ -56,7 +59,6 @@ def launch(config: str | os.PathLike[str] | Mapping[str, Any] | None = None, *, 
         node.stop()
         raise
     cluster = Cluster(client, node)
-    trace_file = _trace_file(normalized)
     if trace_file is not None:
         cluster.record_until_closed(trace_file)
     return cluster
@@ -283,6 +285,19 @@ def _trace_file(normalized: str) -> str | None:
             enabled = value.strip() == "true" if key == "enabled" else enabled
             file = value.strip().strip("'\"") if key == "file" else file
     return (file or "trace.json") if enabled else None
+
+
+def _check_trace_file(path: str) -> None:
+    """Before anything starts: at the end it would be too late."""
+    try:
+        _native.check_output_file(path)
+    except _native.NativeError as failure:
+        raise ConfigError(
+            f"tracing.file: {failure.error['message']}",
+            code=204,
+            name="config_out_of_range",
+            hint=f"{failure.error['hint']}, with tracing.file in the cluster file",
+        ) from None
 
 
 # -- the pipes --------------------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ class PlacementDict(TypedDict, total=False):
     devices: list[str]
     rules: list[PlacementRule]
 
-class GraphBuilder:
+class FragmentBuilder:
     """Builds a program. Ids are given by the builder; misuse raises NativeError at once, what only the whole shows at
     encode(), save() and Client.load()."""
 
@@ -198,6 +198,18 @@ class NativeProgram:
         is consumed. Small tensors are copied during the call; larger ones once into shared memory, unless they came
         from Client.allocate."""
 
+    def batched(
+        self, max_batch: int, max_delay: float, dim: int | dict[str, int], max_queued: int
+    ) -> "NativeProgram":
+        """The same program, whose requests run together where they come together: actors/client/batching.h.
+        `max_delay` in seconds. `dim`: of the batch in all inputs, or by the input's name."""
+
+    def close(self) -> None:
+        """Of a batched program: what waits for its batch, and whatever is submitted later, ends with "cancelled"."""
+
+    def save(self, path: str) -> None:
+        """Of a program that load_file() gave: the file that was loaded, whatever lies at its path now."""
+
 class ActorEventDict(TypedDict):
     actor: str  # "cpu0#2"
     name: str  # "cpu0"
@@ -226,7 +238,7 @@ class Client:
     @property
     def closed(self) -> bool: ...
     def load(
-        self, program: GraphBuilder | bytes, placement: PlacementDict | None = None, timeout: float | None = None
+        self, program: FragmentBuilder | bytes, placement: PlacementDict | None = None, timeout: float | None = None
     ) -> NativeProgram:
         """`bytes`: from encode(); its constants must be known to the host already."""
 
@@ -234,6 +246,16 @@ class Client:
         self, path: str, placement: PlacementDict | None = None, timeout: float | None = None
     ) -> NativeProgram:
         """From save(). `placement` None: the one in the file."""
+
+    def load_replicas(
+        self,
+        program: FragmentBuilder,
+        placements: Sequence[PlacementDict],
+        scatter: bool = True,
+        dim: int | dict[str, int] = 0,
+        timeout: float | None = None,
+    ) -> NativeProgram:
+        """The program once for each placement, as one: actors/client/replicas.h."""
 
     def operation(self, name: str, arguments_json: str = "{}", timeout: float | None = None) -> str:
         """An entry of the coordinator's table of operations; JSON objects both ways."""
@@ -243,7 +265,11 @@ class Client:
         while a request that got it runs."""
 
     def completion_fd(self) -> int:
-        """An eventfd, readable when drain_completed() or drain_events() has something; owned by the client."""
+        """An eventfd, readable when drain_completed() or drain_events() has something; owned by the client. -1 after
+        close_completion_fd()."""
+
+    def close_completion_fd(self) -> None:
+        """After close(), once nobody polls it any more. Otherwise it goes with this object and the last future."""
 
     def drain_completed(self) -> list[int]:
         """Ids of futures that notify() was called on and that are ready now. Resets the eventfd."""
@@ -261,6 +287,9 @@ def validate_config(text: str, file: str = "<string>") -> str:
 
 def config_schema() -> str:
     """JSON Schema of the cluster file."""
+
+def check_output_file(path: str) -> None:
+    """NativeError where a file cannot be written there, for example because the path names a device. Makes nothing."""
 
 def list_clusters() -> list[ClusterDict]: ...
 def find_cluster(name_or_path: str = "") -> ClusterDict: ...

@@ -22,6 +22,14 @@ _DTYPE_NAMES = {
 }
 
 
+def dtype_name(dtype: Any) -> str:
+    """Its name on the wire; InputError where no dense tensor has it."""
+    name = _DTYPE_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else None
+    if name is None:
+        raise InputError(f"'dtype' is {dtype!r:.80}; allowed: a torch.dtype")
+    return name
+
+
 def to_native(value: Any, name: str) -> Any:
     """An argument of a call as the native module takes it; InputError names the argument and what is wrong with it."""
     if not isinstance(value, torch.Tensor):
@@ -31,6 +39,8 @@ def to_native(value: Any, name: str) -> Any:
             f"argument '{name}' is a {type(value).__name__}, a tensor is expected",
             hint="torch.as_tensor(x) makes a tensor of an array or a list" if hasattr(value, "__len__") else "",
         )
+    if value.is_nested or torch._C._functorch.is_functorch_wrapped_tensor(value):
+        _refuse_wrapped(value, name)
     if value.requires_grad and not torch.is_grad_enabled():
         value = value.detach()  # shares the memory; eager would record nothing either
     if value.requires_grad or value.layout is not torch.strided or not value.is_cpu or value.is_quantized:
@@ -41,16 +51,26 @@ def to_native(value: Any, name: str) -> Any:
         value = value.resolve_neg()
     if type(value) is not torch.Tensor:
         value = _unwrapped(value, name)
-    sizes, strides = value.shape, value.stride()
+    try:
+        sizes, strides, address = value.shape, value.stride(), value.data_ptr()
+    except (RuntimeError, NotImplementedError) as error:
+        raise InputError(
+            f"argument '{name}' is a tensor without memory of its own: {_first_line(error)}",
+            hint="pass a plain torch.Tensor",
+        ) from error
     extent = value.nbytes
     if extent and not value.is_contiguous():
         item = value.element_size()
         spanned = item * (1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True)))
         if spanned > _WASTE_BYTES_MAX and spanned > _WASTE_FACTOR_MAX * extent:
             value = value.clone(memory_format=torch.preserve_format)
-            strides, spanned = value.stride(), value.nbytes
+            strides, spanned, address = value.stride(), value.nbytes, value.data_ptr()
         extent = spanned
-    return (value.data_ptr(), _DTYPE_NAMES[value.dtype], sizes, strides, 0, extent, value)
+    return (address, _DTYPE_NAMES[value.dtype], sizes, strides, 0, extent, value)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 def from_native(value: Any) -> Any:
@@ -70,6 +90,20 @@ def _unwrapped(value: torch.Tensor, name: str) -> torch.Tensor:
             hint="pass a plain torch.Tensor",
         )
     return value.as_subclass(torch.Tensor)
+
+
+def _refuse_wrapped(value: torch.Tensor, name: str) -> None:
+    """Neither has one block of memory with sizes and strides."""
+    if value.is_nested:
+        raise InputError(
+            f"argument '{name}' is a nested tensor, a dense one is expected",
+            hint="torch.nested.to_padded_tensor(x, 0.0) makes it one; or call the program for each of x.unbind()",
+        )
+    raise InputError(
+        f"argument '{name}' is a tensor inside torch.func or torch.vmap, whose data are not there yet",
+        hint="call the program outside of the transform; a batch is an argument with one more dimension "
+        "(dynamic_shapes=…)",
+    )
 
 
 def _refuse(value: torch.Tensor, name: str) -> None:

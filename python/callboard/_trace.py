@@ -11,7 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from callboard.errors import CallboardError
+from callboard import _native
+from callboard.errors import CallboardError, MachineError, from_fields
 
 # Devices keep a bounded number of spans and an answer has a size limit: take them before either matters.
 _TAKE_EVERY_S = 0.5
@@ -24,7 +25,7 @@ class TraceRecorder:
     def __init__(self, operation: Callable[..., Any], devices: list[str], path: str | os.PathLike[str]) -> None:
         self._operation = operation
         self._devices = devices
-        self.path = Path(path)
+        self.path = Path(path).absolute()  # the working directory may be another one at the end
         self._events: list[Any] = []
         self._stop = threading.Event()
         self._taker = threading.Thread(target=self._take_until_stopped, name="callboard-trace", daemon=True)
@@ -55,8 +56,7 @@ class TraceRecorder:
         self._taker.join()
         with contextlib.suppress(CallboardError):
             self._take()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}), encoding="utf-8")
+        _write_whole(self.path, json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}))
 
     def _take_until_stopped(self) -> None:
         while not self._stop.wait(_TAKE_EVERY_S):
@@ -72,3 +72,22 @@ class TraceRecorder:
                 self._events.extend(part.get("traceEvents", ()))
                 if not part.get("more"):
                     break
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Beside its place and renamed there, as the native module writes files."""
+    try:
+        _native.check_output_file(str(path))  # it was, at the start
+    except _native.NativeError as failure:
+        raise from_fields(failure.error) from None
+    target = path.resolve()
+    temporary = target.with_name(f"{target.name}.tmp.{os.getpid()}.{threading.get_ident()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise MachineError(
+            f"the trace cannot be written to {path}: {error.strerror}", hint="check the space and the permissions there"
+        ) from error

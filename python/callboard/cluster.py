@@ -6,8 +6,8 @@ import collections
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,15 @@ if TYPE_CHECKING:
     from callboard.future import CompletionHub
     from callboard.program import Program
 
-__all__ = ["Cluster", "connect"]
+__all__ = ["Cluster", "connect", "empty"]
 
 # Programs of cluster.op() that stay loaded; the coordinator keeps 256 in all.
 _EAGER_PROGRAMS_MAX = 64
 _EVENTS_MAX = 1024
+
+
+# For empty(), which takes the only one.
+_open_clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
 class Cluster:
@@ -43,6 +47,27 @@ class Cluster:
         self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=_EVENTS_MAX)
         self._hub_made: CompletionHub | None = None
         self._recorder: TraceRecorder | None = None
+        _open_clusters.add(self)
+
+    # -- tensors ------------------------------------------------------------------------------------------------------
+
+    def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """An uninitialised tensor in memory that the devices can read: as an argument it is not copied. Otherwise an
+        ordinary CPU tensor; views of it share the advantage, as long as they are not enlarged.
+
+        Do not write to it while a call that was given it is on its way. The memory goes back with the last tensor that
+        uses it, whether or not the cluster is still there.
+        """
+        import torch
+
+        from callboard._tensors import dtype_name, from_native
+
+        kind = torch.get_default_dtype() if dtype is None else dtype
+        sizes = size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size
+        with _native_errors():
+            made = self._client.allocate(dtype_name(kind), _checked.sizes(sizes))
+        result: torch.Tensor = from_native(made)
+        return result
 
     # -- programs -----------------------------------------------------------------------------------------------------
 
@@ -54,6 +79,9 @@ class Cluster:
         dynamic_shapes: Any = None,
         placement: Any = "auto",
         *,
+        replicas: int | Sequence[str] | None = None,
+        batch_dim: int | Mapping[str, int] = 0,
+        scatter: bool = True,
         name: str | None = None,
         timeout: float | None = None,
     ) -> Program:
@@ -64,21 +92,36 @@ class Cluster:
         placement        "auto" balances over all devices; "cpu0" puts everything there; ["cpu0", "cpu1"] balances over
                          these; {"cpu0": ["embeddings", "encoder.layer.0"], "cpu1": ["encoder.layer.1"]} places by
                          module prefix, (first, last) node numbers are allowed too
+        replicas         instead of a placement: the whole program on each of so many devices, or of these. Each call is
+                         divided along the batch over the replicas (7 rows on 3: 3, 2, 2) and its results are gathered
+                         in order, so row i of every result must depend on row i of the arguments alone. Sizes must
+                         show the batch: free it with dynamic_shapes. A program with buffers that it changes is refused
+        batch_dim        the batch dimension of every argument whose size there is free; where these are several sizes,
+                         {"ids": 0} names the arguments
+        scatter          False: each call goes as a whole to the replica with the fewest calls on their way; it needs no
+                         batch dimension
         timeout          seconds for loading, 0.001 to 86400; by default two minutes
         """
         # Imports of what needs torch are made where it is needed: a client that only asks for the status is quick.
         from callboard import export as exporter
         from callboard.program import Program
 
+        copies = None if replicas is None else _checked.replica_devices(replicas, placement, lambda: self.devices)
+        dim = _checked.batch_dim(batch_dim, "batch_dim")
+        divided = _checked.flag(scatter, "scatter")
         where = _checked.placement_dict(placement)
         until = _checked.optional_duration(timeout, "timeout")
         called = str(getattr(module, "__name__", type(module).__name__))
-        builder = _native.GraphBuilder(called if name is None else _checked.text(name, "name", "a str or None"))
+        builder = _native.FragmentBuilder(called if name is None else _checked.text(name, "name", "a str or None"))
         exported = exporter.export(module, args, kwargs, dynamic_shapes)
         forward = getattr(module, "forward", module)
         with _native_errors():
             structure = exporter.build_program(exported, builder, forward=forward, dynamic_shapes=dynamic_shapes)
-            native = self._client.load(builder, where, until)
+            if copies is None:
+                native = self._client.load(builder, where, until)
+            else:
+                each = [_checked.placement_dict(device) for device in copies]
+                native = self._client.load_replicas(builder, each, divided, dim, until)
         return Program(native, structure, self._hub, builder=builder, placement=where)
 
     def load(self, path: str | os.PathLike[str], placement: Any = None, *, timeout: float | None = None) -> Program:
@@ -97,7 +140,7 @@ class Cluster:
         else:
             names, count = [info["name"] for info in native.inputs], len(native.output_names)
             structure = flat_structure(names, 0 if count == 1 else tuple(range(count)))
-        return Program(native, structure, self._hub, source=Path(file).resolve())
+        return Program(native, structure, self._hub)
 
     def op(self, name: str, *args: Any, placement: Any = "auto", **kwargs: Any) -> Any:
         """Runs one operator on a device and gives its result: cluster.op("aten::add.Tensor", a, b, alpha=2)."""
@@ -116,7 +159,7 @@ class Cluster:
             if program is not None:
                 self._eager.move_to_end(key)
                 return program
-        builder = _native.GraphBuilder(call.name)
+        builder = _native.FragmentBuilder(call.name)
         with _native_errors():
             structure = call.build(builder)
             native = self._client.load(builder, where)
@@ -170,10 +213,15 @@ class Cluster:
         return self.operation("status")
 
     def trace(self, path: str | os.PathLike[str]) -> TraceRecorder:
-        """`with cluster.trace("run.json"): …` records what the devices do, for ui.perfetto.dev."""
+        """`with cluster.trace("run.json"): …` records what the devices do, for ui.perfetto.dev. The file is replaced
+        whole, in a folder that is there.
+        """
         from callboard._trace import TraceRecorder
 
-        return TraceRecorder(self.operation, self.devices, _checked.path(path, "path"))
+        file = _checked.path(path, "path")
+        with _native_errors():
+            _native.check_output_file(file)
+        return TraceRecorder(self.operation, self.devices, file)
 
     def record_until_closed(self, path: str | os.PathLike[str]) -> None:
         """What `tracing: {enabled: true}` in the cluster file asks of launch(): the file is written by close()."""
@@ -211,11 +259,21 @@ class Cluster:
             if recorder is not None:
                 recorder.finish()
             self._client.close()
-            if self._hub_made is not None:
-                self._hub_made.close()
+            with self._lock:
+                self._eager.clear()  # programs hold what is left of the client
+                hub = self._hub_made
+                if hub is None:
+                    self._client.close_completion_fd()
+            if hub is not None:
+                hub.close()
         finally:
             if self._node is not None:
                 self._node.stop()
+
+    @property
+    def closed(self) -> bool:
+        """After close(), or when the process was forked off its owner's."""
+        return self._client.closed
 
     def __enter__(self) -> Cluster:
         return self
@@ -226,7 +284,7 @@ class Cluster:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._client.closed else self.run_dir
+        state = "closed" if self.closed else self.run_dir
         return f"<Cluster {self.name}, {state}>"
 
 
@@ -236,6 +294,22 @@ def connect(cluster: str | os.PathLike[str] = "", *, timeout: float = 10.0) -> C
     seconds = _checked.duration(timeout, "timeout")
     with _native_errors():
         return Cluster(_native.Client.connect(address, seconds))
+
+
+def empty(
+    *size: int | Sequence[int], dtype: torch.dtype | None = None, cluster: Cluster | None = None
+) -> torch.Tensor:
+    """cluster.empty() of the cluster that this process is connected to; with several, say which."""
+    if cluster is None:
+        known = [each for each in _open_clusters if not each.closed]
+        if len(known) != 1:
+            names = ", ".join(sorted(each.name for each in known)) or "none"
+            raise InputError(
+                f"this process is connected to {len(known)} clusters ({names}), empty() needs exactly one",
+                hint="say cluster=…" if known else "launch() or connect() first",
+            )
+        cluster = known[0]
+    return cluster.empty(*size, dtype=dtype)
 
 
 class _native_errors:  # noqa: N801 (a context manager that reads like a function)

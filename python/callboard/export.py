@@ -43,7 +43,7 @@ _EXPORT_LOCK = threading.Lock()
 
 
 class Builder(Protocol):
-    """What the exporter needs of the native module's GraphBuilder; tests have one in Python."""
+    """What the exporter needs of the native module's FragmentBuilder; tests have one in Python."""
 
     def add_symbol(self, name: str, min: int = 0, max: int | None = None) -> int: ...
     def add_input(

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from callboard import _checked, _native
 from callboard.errors import DeadlineExceeded, from_fields
 
 if TYPE_CHECKING:
-    from callboard._native import NativeFuture
+    from callboard._native import NativeFuture, NativeProgram
 
 __all__ = ["TensorFuture"]
 
@@ -120,16 +121,26 @@ class CompletionHub:
     def __init__(self, client: _native.Client, on_event: Callable[[], None]) -> None:
         self._client = client
         self._descriptor = client.completion_fd()
+        self._closed = False
         self._on_event = on_event  # the same descriptor reports actor events
         self._lock = threading.Lock()
         self._waiting: dict[int, list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]] = {}
         self._watching: dict[asyncio.AbstractEventLoop, int] = {}
+        self._batched: weakref.WeakSet[NativeProgram] = weakref.WeakSet()
+
+    def close_with_client(self, batched: NativeProgram) -> None:
+        """Its calls that wait for a batch are no calls of the client yet, whose end therefore does not end them."""
+        with self._lock:
+            self._batched.add(batched)
 
     def waiter(self, future: NativeFuture) -> asyncio.Future[None]:
         """Done soon after `future` is; belongs to the running loop."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         with self._lock:
+            if self._closed:
+                loop.call_soon(_wake, waiter)  # the outcome is there
+                return waiter
             self._waiting.setdefault(future.id, []).append((loop, waiter))
             self._watching[loop] = self._watching.get(loop, 0) + 1
             if self._watching[loop] == 1:
@@ -147,8 +158,25 @@ class CompletionHub:
         self._wake_all(completed)
 
     def close(self) -> None:
-        """After the client was closed: every call has its outcome now."""
-        self._wake_all(list(self._waiting))
+        """After the client was closed: every call has its outcome now, or gets it here."""
+        with self._lock:
+            batched = list(self._batched)
+        for program in batched:
+            program.close()
+        with self._lock:
+            self._closed = True
+            for loop in [each for each in self._watching if each.is_closed()]:
+                del self._watching[loop]
+            waiting = list(self._waiting)
+            self._release_if_unwatched()
+        self._wake_all(waiting)
+
+    def _release_if_unwatched(self) -> None:
+        """Under the lock. The descriptor goes back once the client is closed and no event loop watches it any more: its
+        number may be somebody else's at once.
+        """
+        if self._closed and not self._watching:
+            self._client.close_completion_fd()
 
     def _wake_all(self, numbers: list[int]) -> None:
         with self._lock:
@@ -167,6 +195,7 @@ class CompletionHub:
             if self._watching[loop] == 0:
                 del self._watching[loop]
                 loop.remove_reader(self._descriptor)
+                self._release_if_unwatched()
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from callboard import _checked, _native
@@ -29,16 +28,14 @@ class Program:
         native: NativeProgram,
         structure: Structure,
         hub: CompletionHub,
-        builder: _native.GraphBuilder | None = None,
+        builder: _native.FragmentBuilder | None = None,
         placement: PlacementDict | None = None,
-        source: Path | None = None,
     ) -> None:
         self._native = native
         self._structure = structure
         self._hub = hub
         self._builder = builder  # keeps the constants for save()
         self._placement = placement
-        self._source = source
         self._names = [info["name"] for info in native.inputs]
         self._unflatten = structure.unflatten
 
@@ -69,6 +66,44 @@ class Program:
         """
         return TensorFuture(self._submit(args, kwargs, deadline), self._finish, self._hub)
 
+    def batched(
+        self,
+        max_batch: int = 32,
+        max_delay: float = 0.002,
+        dim: int | Mapping[str, int] = 0,
+        *,
+        max_queued: int = 1024,
+    ) -> Program:
+        """The same program for many callers at once: calls that come at about the same time, from any threads or tasks,
+        run as one, and each gets its own rows of the result.
+
+        max_batch    rows of one run. A call with more runs alone, if the program allows so many
+        max_delay    seconds that the first call of a batch waits for company, 0 to 3600
+        dim          the batch dimension of every argument whose size there is free (dynamic_shapes, with 1 to max_batch
+                     rows); where these are several sizes, {"ids": 0} names the arguments
+        max_queued   calls without an outcome; one more fails with Overloaded
+
+        Calls share a run if their dtypes and other sizes are equal, and so are arguments without the batch. Row i of
+        every result must depend on row i of the arguments alone; results of another form are refused here, as is a
+        program with buffers that it changes. Arguments are the caller's again when submit() has returned. Results up to
+        64 KiB are copies, larger ones are parts of the batch's result and keep all of it in memory; no two calls share
+        an element. A batch's numbers may differ from a lone call's in the last bits, as those of PyTorch do.
+
+        Each call has its own deadline and may be cancelled; the others go on. If a call's data make the run fail, the
+        calls run again one by one, and the guilty one alone fails, provided the program is pure (print(program.plan())
+        says so); otherwise all of them get the error.
+        """
+        rows = _checked.integer(max_batch, "max_batch", 1, 2**63 - 1)
+        seconds = _checked.delay(max_delay, "max_delay")
+        where = _checked.batch_dim(dim, "dim")
+        queued = _checked.integer(max_queued, "max_queued", 1, 2**31 - 1)
+        try:
+            native = self._native.batched(rows, seconds, where, queued)
+        except _native.NativeError as failure:
+            raise from_fields(failure.error) from None
+        self._hub.close_with_client(native)
+        return Program(native, self._structure, self._hub, self._builder, self._placement)
+
     def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None) -> NativeFuture:
         until = _checked.optional_duration(deadline, "deadline")
         values = self._structure.flatten(args, kwargs)
@@ -96,7 +131,10 @@ class Program:
         return Plan(self._native.plan, self._native.name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Program, placement and constants as one safetensors file, for cluster.load(path) and `callboard run`."""
+        """Program, placement and constants as one safetensors file, for cluster.load(path) and `callboard run`. The
+        file is replaced whole; what is no regular file is refused. A loaded program is saved as it was loaded, whatever
+        lies at that path now.
+        """
         target = _checked.path(path, "path")
         if self._structure.unsaved:
             raise UnsupportedError(
@@ -104,19 +142,18 @@ class Program:
                 hint="register the class with a serialized_type_name (torch.export.register_dataclass), or return a "
                 "dict or a tuple",
             )
-        if self._builder is not None:
-            try:
+        try:
+            if self._builder is not None:
                 self._builder.save(target, self._placement)
-            except _native.NativeError as failure:
-                raise from_fields(failure.error) from None
-        elif self._source is not None:
-            Path(target).write_bytes(self._source.read_bytes())
-        else:
-            raise UnsupportedError("this program was not made from a module or a file")
+            else:
+                self._native.save(target)
+        except _native.NativeError as failure:
+            raise from_fields(failure.error) from None
 
     def __repr__(self) -> str:
         devices = ", ".join(dict.fromkeys(fragment["device"] for fragment in self._native.plan))
-        return f"<Program {self.name} {self.id[:12]}, {self._native.node_count} nodes on {devices}>"
+        nodes = "1 node" if self._native.node_count == 1 else f"{self._native.node_count} nodes"
+        return f"<Program {self.name} {self.id[:12]}, {nodes} on {devices}>"
 
 
 class Plan(Sequence["FragmentInfo"]):

@@ -1,5 +1,8 @@
 #include "config/cluster_config.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <string>
 
@@ -282,5 +285,36 @@ TEST_CASE("parse_cluster gives the findings as causes, each with file, line and 
 TEST_CASE("load_cluster names a file that is not there and one that cannot be read") {
   CHECK(load_cluster("/nonexistent/x.yaml").error().code == ErrorCode::kFileNotFound);
   CHECK(load_cluster("/").error().code == ErrorCode::kFileUnreadable);
-  CHECK(load_cluster("/dev/zero").error().code == ErrorCode::kTooLarge);
+  CHECK(load_cluster("/dev/zero").error().code == ErrorCode::kFileUnreadable);
+}
+
+TEST_CASE("a pipe is read as long as somebody writes, and not waited for") {
+  char folder[] = "/tmp/callboard-test-XXXXXX";
+  REQUIRE(::mkdtemp(folder) != nullptr);
+  const std::string path = std::string(folder) + "/pipe";
+  REQUIRE(::mkfifo(path.c_str(), 0600) == 0);
+  const auto nobody = load_cluster(path);
+  REQUIRE_FALSE(nobody);
+  CHECK(nobody.error().code == ErrorCode::kFileUnreadable);
+  CHECK(nobody.error().message.find("nobody writes") != std::string::npos);
+  ::unlink(path.c_str());
+  ::rmdir(folder);
+
+  int ends[2];
+  REQUIRE(::pipe(ends) == 0);
+  const std::string text = "devices: [{kind: cpu}]";
+  REQUIRE(::write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size()));
+  ::close(ends[1]);
+  CHECK(load_cluster("/dev/fd/" + std::to_string(ends[0])).has_value());  // what bash's <(…) is
+  ::close(ends[0]);
+}
+
+TEST_CASE("what is shown of a file that is no text is harmless") {
+  const std::string binary("\x7f\x45LF\x00\x80\xff \xc2\x9b x", 13);
+  const Validation validation = validate_cluster(binary, Machine::here());
+  REQUIRE_FALSE(validation.ok());
+  CHECK(validation.findings.front().hint == "is it the right file? It is not text");
+  const std::string shown = format_findings(validation, binary, "x", false);
+  CHECK(shown.find("    1 |  ELF ?? ") != std::string::npos);
+  for (const char c : shown) CHECK((c == '\n' || (c >= 0x20 && c < 0x7f)));
 }

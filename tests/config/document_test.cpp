@@ -72,6 +72,16 @@ TEST_CASE("an alias as key, a complex key, an empty key and a merge key are refu
         "2:1 E201 unknown key '<<' at the top level | merge keys are not supported: write the keys out\n");
 }
 
+TEST_CASE("a bracket that is not closed is named, also where the next one looks like a key") {
+  CHECK(findings_of("devices:\n  - {kind: cpu,\n  - {kind: cpu}\n").find("2:5 E200 '{' is not closed") == 0);
+  CHECK(findings_of("devices: [{kind: cpu,\n{kind: cpu}]\n").find("1:11 E200 '{' is not closed: at line 2") == 0);
+  CHECK(findings_of("{\n").find("1:1 E200 '{' is not closed") == 0);
+  CHECK(findings_of("devices: [{kind: cpu\n").find("1:11 E200 '{' is not closed: at line 1") == 0);
+  CHECK(findings_of("devices: [{kind: cpu]\n").find("1:11 E200 '{' is not closed: at line 1") == 0);
+  CHECK(findings_of("devices: [{kind: cpu}]\nlog: {{a: b}: c}\n").find("2:7 E200 a key is a list or a map") == 0);
+  CHECK(findings_of("# [ {\nname: a[b\nx: '{'\ny: \"\\\"{\"\n? [a]\n: 1\n").find("5:3 E200 a key is a list") == 0);
+}
+
 TEST_CASE("tags are refused") {
   CHECK(findings_of("devices: [{kind: cpu}]\nname: !!str x\n") ==
         "2:7 E200 tags are not allowed ('tag:yaml.org,2002:str') | remove it: the key says what its value is\n");
@@ -145,8 +155,7 @@ TEST_CASE("a bracket that is not closed is reported where it opens") {
         "before line 2\n");
   CHECK(findings_of("log: {level: info\ndevices: [{kind: cpu}]\n").find("1:6 E200 '{' is not closed") == 0);
   // Here yaml-cpp takes it for a key.
-  CHECK(findings_of("devices:\n- {kind: cpu\n").find("is the bracket that opens here not closed?") !=
-        std::string::npos);
+  CHECK(findings_of("devices:\n- {kind: cpu\n").find("2:3 E200 '{' is not closed") != std::string::npos);
 }
 
 TEST_CASE("an empty item of a list is reported where its dash is") {

@@ -76,7 +76,9 @@ TEST_CASE("every key of the table is in the schema, in the reference and in the 
     CHECK(paths.insert(field.path).second);
     CHECK_FALSE(field.doc.empty());
     CHECK(reference.find("| `" + std::string(field.key()) + "` |") != std::string::npos);
-    if (field.key() != "count") CHECK(yaml.find(std::string(field.key()) + ": ") != std::string::npos);
+    // A device's count becomes entries; without a bound of its own, edge_bytes follows the devices' memory.
+    if (field.key() != "count" && field.key() != "edge_bytes")
+      CHECK(yaml.find(std::string(field.key()) + ": ") != std::string::npos);
     std::string pointer;
     std::string path(field.path);
     for (std::size_t at = path.find("[]"); at != std::string::npos; at = path.find("[]")) path.replace(at, 2, "\x01");

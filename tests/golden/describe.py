@@ -1,6 +1,6 @@
 """The golden frames as JSON, read with the public msgpack and xxhash packages: an oracle that shares no code with ours.
 
-    python tests/golden/describe.py          writes golden.json; look at its difference before you commit it
+python tests/golden/describe.py          writes golden.json; look at its difference before you commit it
 """
 
 from __future__ import annotations

@@ -117,10 +117,17 @@ TEST_CASE("random mutations of random messages decode soundly or not at all") {
     for (std::size_t i = 1 + random.below(4); i > 0; --i) {
       const std::size_t at = random.below(body.size());
       switch (random.below(4)) {
-        case 0: body[at] = static_cast<char>(random.bits()); break;
-        case 1: body.insert(at, random.bytes(1 + random.below(4))); break;
-        case 2: body.erase(at, 1 + random.below(4)); break;
-        default: body.insert(at, body.substr(random.below(body.size()), random.below(16)));
+        case 0:
+          body[at] = static_cast<char>(random.bits());
+          break;
+        case 1:
+          body.insert(at, random.bytes(1 + random.below(4)));
+          break;
+        case 2:
+          body.erase(at, 1 + random.below(4));
+          break;
+        default:
+          body.insert(at, body.substr(random.below(body.size()), random.below(16)));
       }
       if (body.empty()) body = "\xc0";
     }
@@ -272,7 +279,7 @@ TEST_CASE("R45: a dtype name that is not known is refused with the name") {
   codec::Writer writer;
   writer.array(2);
   writer.natural(1);
-  writer.array(2);
+  writer.array(3);
   writer.array(4);
   writer.text("quint4x2");
   const auto packet = decode_submit(writer.take());

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import select
 import subprocess
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(os.environ.get("CALLBOARD_BIN_DIR", ROOT / "build/release/bin"))
+FAKE = str(BIN / "callboard-fake-device")  # a stand-in device actor, which starts without LibTorch
 
 
 class Callboard:
@@ -27,3 +31,57 @@ class Callboard:
 
 
 callboard = Callboard()
+
+
+class Lab:
+    """A run root of its own; stops everything that is left in it."""
+
+    def __init__(self, root: str) -> None:
+        self.root = pathlib.Path(root)
+        self.env = {"CALLBOARD_RUN_DIR": str(self.root / "run"), "CALLBOARD_DEVICE_BINARY": FAKE}
+        self.file = self.root / "cluster.yaml"
+        self.write("name: lab\ndevices: [{kind: cpu, count: 2}]\n")
+
+    def write(self, text: str) -> None:
+        self.file.write_text(text)
+
+    def __call__(
+        self, *arguments: str, env: dict[str, str] | None = None, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        return callboard(*arguments, env={**self.env, **(env or {})}, timeout=timeout)
+
+    def up(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return self("up", str(self.file), "--detach", *arguments, env=env)
+
+    def popen(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*callboard.command, *arguments], env={**os.environ, **self.env, **(env or {})}, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, cwd=self.root,
+        )  # fmt: skip
+
+    def clusters(self) -> list[str]:
+        run = self.root / "run"
+        return sorted(path.name for path in run.iterdir()) if run.exists() else []
+
+    def status(self, name: str = "") -> Any:
+        result = self("status", *([name] if name else []), "-o", "json")
+        assert result.returncode in (0, 5), result.stderr
+        return json.loads(result.stdout)
+
+
+def gone(pid: int, wait: float = 10) -> bool:
+    """Waits for the end of a process that is not our child."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], wait)[0])
+    finally:
+        os.close(handle)
+
+
+def pids(lab: Lab, name: str = "") -> dict[str, int]:
+    status = lab.status(name)
+    found = {actor["name"]: actor["pid"] for actor in status["actors"] if "pid" in actor}
+    return {**found, "node": status["node_pid"], "coordinator": status["coordinator_pid"]}

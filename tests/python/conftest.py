@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from cli_support import FAKE, Lab
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
@@ -61,6 +63,17 @@ def own_cluster(run_root: Path) -> Iterator[Any]:
 
     with callboard.launch(TWO_CPU) as cluster:
         yield cluster
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    assert os.access(FAKE, os.X_OK), f"{FAKE} is not there: build it"
+    # Short: a socket's path ends at 107 bytes, and pytest's own folders are long.
+    with tempfile.TemporaryDirectory(prefix="cb-") as folder:
+        made = Lab(folder)
+        yield made
+        for name in made.clusters():
+            made("down", name, "--force")
 
 
 def eventually(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:

@@ -1,6 +1,6 @@
 """A program builder and interpreter in Python: what the exporter builds can be run, call by call, without a cluster.
 
-It takes exactly the calls of callboard._native.GraphBuilder, checks what a device checks (types, sizes, counts) and
+It takes exactly the calls of callboard._native.FragmentBuilder, checks what a device checks (types, sizes, counts) and
 calls the same operators through torch.ops. So a difference between a device and this one is a fault of the device's
 side, and a difference between this one and eager is a fault of the exporter.
 """

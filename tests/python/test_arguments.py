@@ -161,6 +161,11 @@ def test_every_form_of_placement_works_for_one_operator_too(cluster: Any) -> Non
         (lambda c, p: c.operation(5), errors.InputError, "'operation' is int 5"),
         (lambda c, p: c.operation("status", x={1}), errors.InputError, "operation 'status' are dict .*JSON"),
         (lambda c, p: p(X, deadline=1), errors.InputError, "not expected: deadline"),
+        (lambda c, p: callboard.connect("a\0b"), errors.InputError, "'cluster' is str .*NUL"),
+        (lambda c, p: c.load("a\0b"), errors.InputError, "'path' is str .*NUL"),
+        (lambda c, p: c.trace("a\0b"), errors.InputError, "'path' is str .*NUL"),
+        (lambda c, p: p.save("a\0b"), errors.InputError, "'path' is str .*NUL"),
+        (lambda c, p: c.compile(negate, (X,), name="a\0b"), errors.InputError, "'name' is str .*NUL"),
     ],
 )
 def test_other_arguments_of_a_wrong_type_are_refused_too(

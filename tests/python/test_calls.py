@@ -53,6 +53,14 @@ BAD = {
     ),
     "a parameter": (lambda: (torch.nn.Parameter(X), Y), r"'x' requires grad.*torch\.no_grad\(\)"),
     "sparse": (lambda: (X.to_sparse(), Y), "'x' has the layout torch.sparse_coo.*to_dense"),
+    "nested": (
+        lambda: (torch.nested.nested_tensor([rand(2, 3), rand(1, 3)]), Y),
+        "'x' is a nested tensor.*to_padded_tensor",
+    ),
+    "jagged": (
+        lambda: (torch.nested.nested_tensor([rand(2, 3), rand(1, 3)], layout=torch.jagged), Y),
+        "'x' is a nested tensor",
+    ),
     "quantized": (lambda: (torch.quantize_per_tensor(X, 0.1, 0, torch.qint8), Y), "'x' is quantized"),
     "on the meta device": (lambda: (X.to("meta"), Y), "'x' is on meta"),
     "a list": (lambda: ([1.0, 2.0], Y), "'x' is a list, a tensor is expected"),
@@ -67,6 +75,13 @@ BAD = {
     "too few": (lambda: (X,), "missing: y"),
     "too many": (lambda: (X, Y, Y), "not expected"),
 }
+
+
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad], ids=["vmap", "grad"])
+def test_a_tensor_inside_a_transform_is_refused_with_its_name(program: Any, transform: Any) -> None:
+    with pytest.raises(errors.InputError, match="argument 'x' is a tensor inside torch.func") as caught:
+        transform(lambda x: program(x, Y)[0].sum())(rand(2, 3, 3))
+    assert caught.value.code == 400
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -6,22 +6,15 @@ import json
 import os
 import pathlib
 import re
-import select
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
 
-from callboard._native import GraphBuilder
-from cli_support import BIN, ROOT, callboard
+from cli_support import BIN, FAKE, ROOT, Lab, callboard, gone, pids
 
 TWO = str(ROOT / "config/examples/two_cpu.yaml")
-FAKE = str(BIN / "callboard-fake-device")
 
 
 # -- what needs no cluster -------------------------------------------------------------------------------------------
@@ -37,8 +30,9 @@ def test_every_command_teaches_with_examples_and_exit_codes() -> None:
     top = callboard("--help")
     assert top.returncode == 0
     assert "coordinator" not in re.findall(r"^  (\w+) ", top.stdout, re.M)  # the roles are hidden
-    for command in ("validate", "up", "down", "status", "run", "doctor"):
+    for command in ("validate", "up", "down", "status", "logs", "run", "doctor"):
         result = callboard(command, "--help")
+        assert callboard("help", command).stdout == result.stdout
         assert result.returncode == 0
         assert f"callboard {command}" in result.stdout
         assert "Examples:" in result.stdout
@@ -48,8 +42,17 @@ def test_every_command_teaches_with_examples_and_exit_codes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
+        (["statsu"], "'callboard' has no command 'statsu'"),
         (["statsu"], "did you mean 'status'?"),
         (["frobnicate"], "commands are validate, up"),
+        (["help", "statsu"], "did you mean 'status'?"),
+        (["--frob"], "'callboard' has no option '--frob'"),
+        (["--verison"], "did you mean '--version'?"),
+        (["-x"], "callboard --help shows what is possible"),
+        (["config", "schem"], "'callboard config' has no command 'schem'\n  hint: did you mean 'schema'?"),
+        (["up", "--detahc", TWO], "'callboard up' has no option '--detahc'\n  hint: did you mean '--detach'?"),
+        (["status", "--output", "json"], "did you mean '--output-format'?"),
+        (["status", "one", "two"], "'callboard status' does not take 'two'"),
         (["up"], "FILE is required"),
         (["up", "--bogus", TWO], "--bogus"),
         (["validate", TWO, "-o", "xml"], "xml"),
@@ -63,6 +66,14 @@ def test_wrong_arguments_are_usage_errors_with_a_hint(arguments: list[str], expe
     assert result.returncode == 2
     assert expected in result.stderr
     assert result.stdout == ""
+
+
+def test_help_is_a_command_too() -> None:
+    for arguments in (["help"], ["help", "--help"], ["--help"], ["-h"]):
+        result = callboard(*arguments)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert "callboard help COMMAND" in result.stdout
+    assert callboard("help", "config", "show").stdout == callboard("config", "show", "--help").stdout != ""
 
 
 def test_version() -> None:
@@ -98,6 +109,23 @@ def test_a_missing_or_unreadable_file_is_no_stack_trace(tmp_path: pathlib.Path) 
             assert result.returncode != 0
             assert path in result.stderr
             assert "terminate" not in result.stderr
+
+
+def test_a_pipe_without_a_writer_is_not_waited_for_and_a_substituted_one_is_read(tmp_path: pathlib.Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused = callboard("validate", str(tmp_path / "pipe"), timeout=8)
+    assert refused.returncode == 2
+    assert "a pipe to which nobody writes" in refused.stderr
+    script = f"'{BIN}/callboard' validate <(echo 'devices: [{{kind: cpu}}]')"
+    assert subprocess.run(["bash", "-c", script], capture_output=True, timeout=30).returncode == 0
+    assert callboard("validate", "/dev/stdin", stdin="devices: [{kind: cpu}]").returncode == 0
+
+
+def test_what_validate_shows_of_a_binary_file_is_text() -> None:
+    shown = subprocess.run([*callboard.command, "validate", "/bin/ls"], capture_output=True, timeout=30)
+    assert shown.returncode == 2
+    assert b"is it the right file? It is not text" in shown.stdout
+    assert all(byte == 0x0A or 0x20 <= byte < 0x7F for byte in shown.stdout)
 
 
 def test_r53_a_long_run_directory_is_found_before_anything_starts() -> None:
@@ -148,6 +176,8 @@ def test_bash_completion_knows_commands_and_options() -> None:
     assert subprocess.run(["bash", "-c", ask], capture_output=True, text=True).stdout == "--detach\n"
     ask = script + '\nCOMP_WORDS=(callboard st); COMP_CWORD=1; _callboard; echo "${COMPREPLY[@]}"'
     assert subprocess.run(["bash", "-c", ask], capture_output=True, text=True).stdout == "status\n"
+    ask = script + '\nCOMP_WORDS=(callboard help lo); COMP_CWORD=2; _callboard; echo "${COMPREPLY[@]}"'
+    assert subprocess.run(["bash", "-c", ask], capture_output=True, text=True).stdout == "logs\n"
 
 
 def test_no_colour_without_a_terminal(tmp_path: pathlib.Path) -> None:
@@ -167,71 +197,6 @@ def test_output_into_a_closed_pipe_is_no_error() -> None:
 
 
 # -- clusters --------------------------------------------------------------------------------------------------------
-
-
-class Lab:
-    """A run root of its own; stops everything that is left in it."""
-
-    def __init__(self, root: str) -> None:
-        self.root = pathlib.Path(root)
-        self.env = {"CALLBOARD_RUN_DIR": str(self.root / "run"), "CALLBOARD_DEVICE_BINARY": FAKE}
-        self.file = self.root / "cluster.yaml"
-        self.write("name: lab\ndevices: [{kind: cpu, count: 2}]\n")
-
-    def write(self, text: str) -> None:
-        self.file.write_text(text)
-
-    def __call__(
-        self, *arguments: str, env: dict[str, str] | None = None, timeout: float = 60
-    ) -> subprocess.CompletedProcess[str]:
-        return callboard(*arguments, env={**self.env, **(env or {})}, timeout=timeout)
-
-    def up(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return self("up", str(self.file), "--detach", *arguments, env=env)
-
-    def popen(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*callboard.command, *arguments], env={**os.environ, **self.env, **(env or {})}, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, cwd=self.root,
-        )  # fmt: skip
-
-    def clusters(self) -> list[str]:
-        run = self.root / "run"
-        return sorted(path.name for path in run.iterdir()) if run.exists() else []
-
-    def status(self, name: str = "") -> Any:
-        result = self("status", *([name] if name else []), "-o", "json")
-        assert result.returncode in (0, 5), result.stderr
-        return json.loads(result.stdout)
-
-
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    assert os.access(FAKE, os.X_OK), f"{FAKE} is not there: build it"
-    # Short: a socket's path ends at 107 bytes, and pytest's own folders are long.
-    with tempfile.TemporaryDirectory(prefix="cb-") as folder:
-        made = Lab(folder)
-        yield made
-        for name in made.clusters():
-            made("down", name, "--force")
-
-
-def gone(pid: int, wait: float = 10) -> bool:
-    """Waits for the end of a process that is not our child."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], wait)[0])
-    finally:
-        os.close(handle)
-
-
-def pids(lab: Lab, name: str = "") -> dict[str, int]:
-    status = lab.status(name)
-    found = {actor["name"]: actor["pid"] for actor in status["actors"] if "pid" in actor}
-    return {**found, "node": status["node_pid"], "coordinator": status["coordinator_pid"]}
 
 
 def test_up_detach_status_down_and_nothing_is_left(lab: Lab) -> None:
@@ -291,6 +256,7 @@ def test_status_of_no_cluster_fails_and_lists_those_that_run(lab: Lab) -> None:
     none = lab("status", "-o", "json")
     assert none.returncode == 1
     assert json.loads(none.stdout)["error"]["name"] == "cluster_not_found"
+    assert json.loads(none.stdout)["error"]["message"] == "no cluster is running"
     assert lab.up().returncode == 0
     assert "running: lab" in lab("status", "nobody").stderr
 
@@ -388,34 +354,6 @@ def test_down_kills_a_cluster_that_does_not_stop(lab: Lab) -> None:
     assert "by force" in down.stderr
     assert all(gone(pid) for pid in everyone.values())
     assert lab.clusters() == []
-
-
-def test_run_without_a_cluster_or_a_program_file_says_so(lab: Lab, tmp_path: pathlib.Path) -> None:
-    missing = lab("run", "/nonexistent/program.safetensors")
-    assert missing.returncode == 2
-    assert "/nonexistent/program.safetensors" in missing.stderr
-    garbage = tmp_path / "x.safetensors"
-    garbage.write_bytes(b"\xff" * 64)
-    broken = lab("run", str(garbage))
-    assert broken.returncode != 0
-    assert str(garbage) in broken.stderr
-    array = tmp_path / "x.npy"
-    np.save(array, np.zeros(3, dtype=np.float32))
-    swapped = lab("run", str(array))
-    assert swapped.returncode == 2
-    assert "is an array, not a program" in swapped.stderr
-
-
-def test_an_input_without_a_name_is_a_usage_error_that_says_the_name(lab: Lab, tmp_path: pathlib.Path) -> None:
-    program = tmp_path / "negate.safetensors"
-    builder = GraphBuilder("negate")
-    x = builder.add_input("x", "float32", [3])
-    (y,) = builder.add_node("aten::neg", [("tensor", x)], outputs=[("tensor", "y", "float32", [3])])
-    builder.add_output("y", ("tensor", y))
-    builder.save(str(program))
-    nameless = lab("run", str(program), "--input", "x.npy")
-    assert nameless.returncode == 2, nameless.stderr
-    assert "--input x=x.npy" in nameless.stderr
 
 
 def test_validate_of_a_file_that_is_too_large_is_a_usage_error(tmp_path: pathlib.Path) -> None:

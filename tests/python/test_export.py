@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -129,6 +130,26 @@ def test_a_module_that_torch_cannot_export_is_refused_with_its_line() -> None:
     assert "test_export.py:" in str(error)
     assert "x.sum() > 0" in str(error)
     assert "torch.where" in error.hint
+    assert "torch.cond" not in error.hint  # which is refused in its turn, below
+
+
+def test_nothing_but_our_message_is_printed_when_torch_cannot_export(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ExportError):
+        build(Branches(), (rand(3),))
+    assert capfd.readouterr() == ("", "")
+
+
+class Prints(nn.Module):
+    """Says something while it is exported."""
+
+    def forward(self, x):
+        print("the module's own words", file=sys.stderr)
+        return x + 1
+
+
+def test_what_the_module_prints_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    build(Prints(), (rand(3),))
+    assert "the module's own words" in capfd.readouterr().err
 
 
 class ManyGaps(nn.Module):
@@ -227,6 +248,16 @@ def test_a_module_elsewhere_is_refused() -> None:
 def test_examples_must_be_a_tuple() -> None:
     with pytest.raises(ExportError, match="tuple of example arguments"):
         build(Mlp(), rand(3, 8))
+
+
+def test_examples_must_be_dense_tensors() -> None:
+    nested = torch.nested.nested_tensor([rand(2, 3), rand(1, 3)], layout=torch.jagged)
+    with pytest.raises(ExportError, match=r"example args\[0\] is a nested tensor"):
+        build(lambda x: x + 1, (nested,))
+    with pytest.raises(ExportError, match=r"example kwargs\['x'\] is a nested tensor"):
+        build(lambda x: x + 1, (), {"x": nested})
+    with pytest.raises(ExportError, match=r"example args\[0\]\[1\] is a tensor inside torch.func"):
+        torch.vmap(lambda x: build(lambda pair: pair[1], ((1, x),)))(rand(2, 3))
 
 
 def test_example_arguments_by_name_must_be_a_dict() -> None:

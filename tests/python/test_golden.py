@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from callboard._native import protocol_version
+
 GOLDEN = Path(__file__).parent.parent / "golden"
 sys.path.insert(0, str(GOLDEN))
 describe = pytest.importorskip("describe", reason="needs the packages msgpack and xxhash")
@@ -30,7 +32,7 @@ def test_every_frame_is_described_and_every_description_has_its_frame() -> None:
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_header_checksum_and_contents_are_as_described(name: str) -> None:
     version, kind, body = describe.read_frame((GOLDEN / f"{name}.bin").read_bytes())
-    assert version == EXPECTED[name]["version"] == 1
+    assert version == EXPECTED[name]["version"] == protocol_version()
     assert kind == EXPECTED[name]["type"]
     assert describe.plain(body) == EXPECTED[name]["body"]
 
@@ -52,9 +54,9 @@ def test_a_tensor_is_its_meta_and_where_its_data_are() -> None:
     inputs = body_of("submit")[1][2]
     assert inputs[0] == [0, None]
     data = struct.pack("<4f", 1, 2, 3, 4)
-    assert inputs[1] == [1, [["float32", [2, 2], [2, 1], 0], [0, [data]]]]
-    assert inputs[2] == [1, [["bfloat16", [3, 4], [1, 3], 5], [1, [["cpu0", 3], 12, 4096, 8192, 77]]]]
-    kind, (meta, (place, block)) = inputs[3]
+    assert inputs[1] == [1, [["float32", [2, 2], [2, 1], 0], [0, [data]], False]]
+    assert inputs[2] == [1, [["bfloat16", [3, 4], [1, 3], 5], [1, [["cpu0", 3], 12, 4096, 8192, 77]], False]]
+    kind, (meta, (place, block), _) = inputs[3]
     assert (kind, meta, place) == (1, ["float16", [1024], [1], 0], 2)
     assert block == [["cpu1", 1], b"\xab" * 16, b"\x01" * 64, b"\x02" * 64, 4, 2 << 20, 2048, 78]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import shutil
@@ -199,6 +201,52 @@ def test_a_forked_child_does_not_keep_the_cluster_alive() -> None:
         child.wait(10)
 
 
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_closed_cluster_keeps_no_descriptor(cluster: Any) -> None:
+    def used() -> Any:
+        other = callboard.connect(cluster.name)
+        assert same(other.compile(lambda x: x + 1, (rand(3),))(rand(3)), rand(3) + 1) == ""
+        other.op("aten::neg", rand(3))
+        other.close()
+        return other
+
+    first = used()
+    gc.collect()  # what earlier tests left behind may go at any time
+    before = open_files()
+    kept = [used() for _ in range(5)]
+    gc.collect()
+    assert open_files() <= before
+    del first, kept
+
+
+def test_a_closed_cluster_keeps_no_descriptor_for_an_event_loop_either(cluster: Any) -> None:
+    other = callboard.connect(cluster.name)
+    program = other.compile(slow_steps, (rand(SLOW_SIZE, SLOW_SIZE),))
+
+    async def wait_and_close() -> None:
+        async def result() -> Any:
+            return await program.submit(rand(SLOW_SIZE, SLOW_SIZE))
+
+        waiting = asyncio.ensure_future(result())
+        await asyncio.sleep(0)  # it waits now
+        await asyncio.get_running_loop().run_in_executor(None, other.close)
+        with pytest.raises(errors.Cancelled):
+            await waiting
+
+    asyncio.run(wait_and_close())
+    assert other._client.completion_fd() == -1
+
+
+def test_one_client_too_many_is_told_the_limit() -> None:
+    with callboard.launch({**ONE_CPU, "limits": {"clients": 2}}) as cluster, callboard.connect(cluster.name):
+        for _ in range(2):
+            with pytest.raises(errors.Overloaded, match="2 clients, as many as limits.clients allows"):
+                callboard.connect(cluster.name)
+
+
 def test_a_closed_cluster_refuses_calls_and_closing_again_does_nothing() -> None:
     cluster = callboard.launch(ONE_CPU)
     program = cluster.compile(lambda x: x + 1, (rand(2),))
@@ -314,6 +362,46 @@ def test_a_saved_program_can_be_placed_elsewhere_and_saved_again(cluster: Any, t
     assert same(cluster.load(tmp_path / "b")(rand(3, 8)), want) == ""
 
 
+def test_a_loaded_program_is_saved_whatever_lies_at_its_path_now(cluster: Any, tmp_path: Path) -> None:
+    cluster.compile(Mlp(), (rand(3, 8),)).save(tmp_path / "mlp")
+    cluster.compile(lambda x: -x, (rand(3, 8),)).save(tmp_path / "negate")
+    loaded = cluster.load(tmp_path / "mlp")
+    want = loaded(rand(3, 8))
+    (tmp_path / "negate").replace(tmp_path / "mlp")
+    loaded.save(tmp_path / "again")
+    assert same(cluster.load(tmp_path / "again")(rand(3, 8)), want) == ""
+    (tmp_path / "mlp").unlink()
+    loaded.save(tmp_path / "mlp")
+    assert same(cluster.load(tmp_path / "mlp")(rand(3, 8)), want) == ""
+
+
+def test_a_loaded_program_whose_file_was_written_to_is_not_saved(cluster: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mlp"
+    cluster.compile(Mlp(), (rand(3, 8),)).save(file)
+    loaded = cluster.load(file)
+    with file.open("r+b") as opened:
+        opened.seek(-200, os.SEEK_END)
+        opened.write(b"\xff" * 100)
+    with pytest.raises(errors.CallboardError, match="was written to since it was loaded") as caught:
+        loaded.save(tmp_path / "again")
+    assert str(file) in str(caught.value)
+    assert not (tmp_path / "again").exists()
+
+
+def test_what_is_no_regular_file_is_not_replaced(cluster: Any, tmp_path: Path) -> None:
+    program = cluster.compile(Mlp(), (rand(3, 8),))
+    program.save(tmp_path / "mlp")
+    os.mkfifo(tmp_path / "pipe")
+    for each in (program, cluster.load(tmp_path / "mlp")):
+        for path, kind in (("/dev/full", "a device"), (tmp_path / "pipe", "a pipe"), (tmp_path, "a folder")):
+            with pytest.raises(errors.InputError, match=f"it is {kind}"):
+                each.save(path)
+        with pytest.raises(errors.CallboardError, match="/nonexistent"):
+            each.save("/nonexistent/program")
+    assert Path("/dev/full").is_char_device()
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_a_file_that_is_no_program_is_refused(cluster: Any, tmp_path: Path) -> None:
     for name, content in (("empty", b""), ("text", b"hello"), ("huge", b"\xff" * 64)):
         (tmp_path / name).write_bytes(content)
@@ -363,6 +451,23 @@ def test_a_cluster_file_with_tracing_leaves_a_trace(tmp_path: Path) -> None:
     with callboard.launch({**ONE_CPU, "tracing": {"enabled": True, "file": str(file)}}) as cluster:
         cluster.op("aten::neg", torch.ones(1))
     assert "aten::neg" in json.dumps(json.loads(file.read_text())["traceEvents"])
+
+
+@pytest.mark.parametrize("path", ["/proc/x/t.json", "/nonexistent/t.json", "/dev/full"])
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_starts(cluster: Any, path: str) -> None:
+    with pytest.raises(errors.ConfigError, match=f"tracing.file: '{path}' cannot be written"):
+        callboard.launch({**ONE_CPU, "tracing": {"enabled": True, "file": path}})
+    with pytest.raises(errors.CallboardError, match=f"'{path}' cannot be written"):
+        cluster.trace(path)
+    assert not Path("/nonexistent").exists()
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_trace_that_cannot_be_written_in_the_end_is_an_error_of_ours(cluster: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(errors.CallboardError, match="trace.json"), cluster.trace(folder / "trace.json"):
+        folder.rmdir()
 
 
 def test_status_shows_devices_programs_and_counters(cluster: Any) -> None:

@@ -14,7 +14,7 @@ import weakref
 import pytest
 
 from callboard import _native
-from callboard._native import GraphBuilder, NativeError
+from callboard._native import FragmentBuilder, NativeError
 
 
 class Owner:
@@ -28,8 +28,8 @@ class Owner:
         return ctypes.addressof(self.buffer), len(self.buffer)
 
 
-def scaled(builder: GraphBuilder | None = None) -> GraphBuilder:
-    builder = builder or GraphBuilder("scaled")
+def scaled(builder: FragmentBuilder | None = None) -> FragmentBuilder:
+    builder = builder or FragmentBuilder("scaled")
     rows = builder.add_symbol("s0", 1, 64)
     x = builder.add_input("x", "float32", [("sym", rows), 4])
     owner = Owner(bytes(range(16)))
@@ -61,7 +61,7 @@ def test_a_program_is_built_checked_and_encoded_the_same_each_time():
 
 def test_every_kind_of_argument_is_taken_and_kept_apart():
     def encoded(argument):
-        builder = GraphBuilder()
+        builder = FragmentBuilder()
         builder.add_symbol("s", 0, 9)
         x = builder.add_input("x", None, [("sym", 0)])
         builder.add_input("n", kind="int")
@@ -102,7 +102,7 @@ def test_every_kind_of_argument_is_taken_and_kept_apart():
 
 
 def test_a_literal_device_is_taken_and_refused_with_its_node():
-    builder = GraphBuilder()
+    builder = FragmentBuilder()
     x = builder.add_input("x")
     (y,) = builder.add_node("my::op", [("tensor", x), ("device", "cuda:1")], outputs=[("tensor", "y", None, None)])
     builder.add_output("y", ("tensor", y))
@@ -139,7 +139,7 @@ def test_a_literal_device_is_taken_and_refused_with_its_node():
     ],
 )
 def test_an_argument_of_the_wrong_form_is_a_type_error(argument):
-    builder = GraphBuilder()
+    builder = FragmentBuilder()
     builder.add_input("x")
     with pytest.raises(TypeError):
         builder.add_node("my::op", [argument])
@@ -151,7 +151,7 @@ def test_an_argument_of_the_wrong_form_is_a_type_error(argument):
 )
 def test_a_value_out_of_range_is_a_value_error(argument):
     with pytest.raises(ValueError):
-        GraphBuilder().add_node("my::op", [argument])
+        FragmentBuilder().add_node("my::op", [argument])
 
 
 def test_a_deep_nest_of_expressions_is_refused():
@@ -159,11 +159,11 @@ def test_a_deep_nest_of_expressions_is_refused():
     for _ in range(100_000):
         expr = ("not", expr)
     with pytest.raises(ValueError):
-        GraphBuilder().add_node("my::op", [("expr", expr)])
+        FragmentBuilder().add_node("my::op", [("expr", expr)])
 
 
 def test_misuse_of_the_builder_names_what_is_wrong():
-    builder = GraphBuilder()
+    builder = FragmentBuilder()
     builder.add_input("x")
     assert refusal(builder.add_input, "x")["code"] == 300
     error = refusal(builder.add_node, "aten::neg", [("tensor", 9)])
@@ -181,7 +181,7 @@ def test_misuse_of_the_builder_names_what_is_wrong():
 
 
 def test_outputs_have_the_form_that_was_asked_for():
-    builder = GraphBuilder()
+    builder = FragmentBuilder()
     x = builder.add_input("x")
     ids = builder.add_node(
         "my::op", [("tensor", x)], outputs=[None, ("int", "n"), [("tensor", "a", None, None), None], []]
@@ -190,7 +190,7 @@ def test_outputs_have_the_form_that_was_asked_for():
 
 
 def test_constants_keep_their_owner_until_the_builder_goes():
-    builder = GraphBuilder()
+    builder = FragmentBuilder()
     owner, twin = Owner(b"12345678"), Owner(b"12345678")
     refs = weakref.ref(owner), weakref.ref(twin)
     builder.add_constant("a", owner.storage, "float32", [2], [1], owner=owner)
@@ -215,7 +215,7 @@ def test_a_saved_program_holds_each_storage_once_under_its_hash(tmp_path):
     assert data[8 + length + begin : 8 + length + end] == bytes(range(16))
     assert header["__metadata__"]["format"] == "callboard-program"
     assert header["__metadata__"]["callboard_version"] == _native.version()
-    assert refusal(scaled().save, str(tmp_path / "absent" / "p"))["name"] == "file_unreadable"
+    assert refusal(scaled().save, str(tmp_path / "absent" / "p"))["name"] == "file_not_found"
 
 
 @pytest.mark.parametrize("placement", [{"what": 1}, {"rules": [{"gpu": 1}]}])
@@ -225,7 +225,7 @@ def test_a_placement_with_an_unknown_key_is_refused(placement, tmp_path):
 
 
 def test_builders_are_used_from_many_threads():
-    builder = GraphBuilder()
+    builder = FragmentBuilder()
     x = builder.add_input("x")
     owner = Owner(bytes(1 << 20))
 

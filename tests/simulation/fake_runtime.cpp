@@ -5,7 +5,9 @@
 
 namespace callboard::simulation {
 
-Content constant_content(const Constant& constant) { return content_of("constant " + constant.storage.bytes); }
+Content constant_content(const Constant& constant) {
+  return content_of("constant " + std::string(constant.storage.bytes()));
+}
 
 Content evaluate(const Node& node, const std::map<ValueId, Content>& values) {
   if (node.op == "sim::count") return values.at(std::get<ArgValue>(node.args.at(0)).value) + 1;

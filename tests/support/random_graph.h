@@ -69,7 +69,9 @@ class Random {
 template <class T>
 void fill(Random& random, T& value);
 
-inline void fill(Random& random, ContentHash& hash) { hash.bytes = random.chance(80) ? random.bytes(32) : ""; }
+inline void fill(Random& random, ContentHash& hash) {
+  hash = *ContentHash::from_bytes(random.chance(80) ? random.bytes(32) : "");
+}
 
 inline void fill(Random& random, Expr& expr) {
   constexpr ExprOp kBinary[] = {ExprOp::kAdd, ExprOp::kSub, ExprOp::kMul, ExprOp::kFloorDiv, ExprOp::kMod,
@@ -121,8 +123,12 @@ inline void fill(Random& random, TensorHandle& handle) {
   const std::uint64_t bytes = extent + random.below(100);
   const ActorId owner{"cpu" + std::to_string(random.below(4)), random.natural()};
   switch (random.below(3)) {
-    case 0: handle.data = InlineBytes{random.bytes(static_cast<std::size_t>(bytes))}; break;
-    case 1: handle.data = ArenaBlock{owner, random.natural(), random.natural() >> 8, bytes, random.natural()}; break;
+    case 0:
+      handle.data = InlineBytes{random.bytes(static_cast<std::size_t>(bytes))};
+      break;
+    case 1:
+      handle.data = ArenaBlock{owner, random.natural(), random.natural() >> 8, bytes, random.natural()};
+      break;
     default:
       handle.data = CudaIpcBlock{
           owner, random.bytes(16), random.bytes(64), random.bytes(64), random.natural(), random.natural() >> 8,
@@ -229,7 +235,7 @@ inline ProgramGraph random_program(Random& random, std::size_t node_count) {
   for (std::size_t i = 0; i < 1 + random.below(3); ++i) {
     const ValueId id = add_value("weight" + std::to_string(i), ValueKind::kTensor);
     program.values[id].sizes = std::vector<Expr>{Expr::constant(4)};
-    program.constants.push_back({"weight" + std::to_string(i), id, ContentHash{random.bytes(32)}, 16,
+    program.constants.push_back({"weight" + std::to_string(i), id, *ContentHash::from_bytes(random.bytes(32)), 16,
                                  TensorMeta::contiguous(DType::kFloat32, {4})});
     tensors.push_back(id);
   }

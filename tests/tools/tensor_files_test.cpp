@@ -185,6 +185,12 @@ TEST_CASE("strided tensors are written in row-major order") {
   CHECK(first_elements(contiguous(tensor).value(), 10) == "1, 4, 2, 5");
 }
 
+TEST_CASE("a device is not replaced by a file") {
+  const TensorRef tensor = floats({1}, {0});
+  CHECK(write_npy("/dev/full", tensor).error().code == ErrorCode::kBadInput);
+  CHECK(write_safetensors("/dev/full", {{"x", tensor}}).error().code == ErrorCode::kBadInput);
+}
+
 TEST_CASE("safetensors are read and written, many tensors and dtypes that NumPy lacks") {
   const Folder folder;
   TensorRef bfloat = floats({2}, {0});

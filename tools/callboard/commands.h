@@ -21,15 +21,17 @@ void add_validate(CLI::App& app, Invocation& invocation);
 void add_up(CLI::App& app, Invocation& invocation);
 void add_down(CLI::App& app, Invocation& invocation);
 void add_status(CLI::App& app, Invocation& invocation);
+void add_logs(CLI::App& app, Invocation& invocation);
 void add_run(CLI::App& app, Invocation& invocation);
 void add_doctor(CLI::App& app, Invocation& invocation);
 void add_config(CLI::App& app, Invocation& invocation);
 void add_completion(CLI::App& app, Invocation& invocation);
 void add_version(CLI::App& app, Invocation& invocation);
+void add_help(CLI::App& app);
 /// Hidden: what the node actor and `up` start.
 void add_roles(CLI::App& app, Invocation& invocation);
 
-/// "-o text|json".
+/// "-o text|json", the same for every command.
 void add_output_option(CLI::App& command, Invocation& invocation);
 
 }  // namespace callboard::cli

@@ -6,15 +6,14 @@
 
 #include "tools/callboard/commands.h"
 #include "tools/callboard/exit_codes.h"
+#include "tools/callboard/help.h"
 
 namespace callboard::cli {
 namespace {
 
-bool shown(const CLI::App* command) { return !command->get_group().empty(); }
-
 std::string words_of(const CLI::App& command) {
   std::string words;
-  for (const CLI::App* sub : command.get_subcommands(shown)) words += sub->get_name() + " ";
+  for (const std::string& name : command_names(command)) words += name + " ";
   for (const CLI::Option* option : command.get_options()) {
     for (const std::string& name : option->get_lnames()) words += "--" + name + " ";
     for (const std::string& name : option->get_snames()) words += "-" + name + " ";
@@ -28,8 +27,9 @@ _callboard() {
   local word=${COMP_WORDS[COMP_CWORD]} words files=1
   case "${COMP_WORDS[1]}" in
 )";
-  for (const CLI::App* command : app.get_subcommands(shown)) {
-    script += "    " + command->get_name() + ") words='" + words_of(*command) + "' ;;\n";
+  for (const std::string& name : command_names(app)) {
+    // After `help` comes a command.
+    script += "    " + name + ") words='" + words_of(name == "help" ? app : *app.get_subcommand(name)) + "' ;;\n";
   }
   script += "    *) words='" + words_of(app) + "'; files= ;;\n";
   script += R"(  esac

@@ -133,9 +133,10 @@ class Down {
     return done("cluster '" + record_.name + "' has stopped", true);
   }
 
-  /// A node actor that was killed leaves its run directory. Whoever claims the name sweeps it, so claim it for a
-  /// moment.
+  /// A node actor that was killed leaves its run directory.
   void sweep() const {
+    for (const std::string& line : actors::sweep_dead_run_dirs()) note("removed " + line);
+    // What is in the way there although no cluster made it goes with the claim.
     if (flags_.name.empty() || flags_.name.find('/') != std::string::npos) return;
     const auto root = actors::run_root();
     std::error_code error;
@@ -168,7 +169,7 @@ void add_down(CLI::App& app, Invocation& invocation) {
   command->add_option("--wait", flags->wait, "Time to stop in order, then it is killed (15s)")->type_name("TIME");
   add_output_option(*command, invocation);
   command->footer(R"(
-A cluster that does not run is no error: its leftovers are removed.
+A cluster that does not run is no error. What killed or failed clusters left is removed, with their logs.
 
 Examples:
   callboard down

@@ -1,15 +1,16 @@
 // callboard: command line, coordinator and node actor in one binary.
+#include <algorithm>
 #include <cstdio>
 #include <exception>
 #include <string>
-#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
-#include "config/scalars.h"
 #include "tools/callboard/commands.h"
 #include "tools/callboard/exit_codes.h"
+#include "tools/callboard/help.h"
 
 namespace callboard::cli {
 namespace {
@@ -21,35 +22,29 @@ Examples:
   callboard up cluster.yaml --detach   start it and return
   callboard status                     what runs
   callboard run model.safetensors --input x=x.npy --output y.npy
+  callboard logs cpu0                  what a device said
   callboard down                       stop it
 
 Exit status: 0 ok, 1 failed, 2 usage or invalid file, 3 environment, 4 not ready in time, 5 degraded, 130 interrupted.
-Each command has its own help: callboard COMMAND --help. The cluster file: callboard config reference.)";
+Each command has its own help: callboard help COMMAND. The cluster file: callboard config reference.)";
 
-/// CLI11 says "The following argument was not expected: statsu"; the nearest command helps more.
-std::string hint_for(const CLI::App& app, const std::vector<std::string>& arguments) {
-  if (!app.get_subcommands().empty()) return {};  // the command is right
-  std::vector<std::string> owned;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App* c) { return !c->get_group().empty(); })) {
-    owned.push_back(command->get_name());
-  }
-  const std::vector<std::string_view> names(owned.begin(), owned.end());
-  for (const std::string& argument : arguments) {
-    if (argument.empty() || argument[0] == '-') continue;
-    const std::string_view near = config::nearest_name(argument, names);
-    return near.empty() ? "commands are " + config::list_names(names) : "did you mean '" + std::string(near) + "'?";
-  }
-  return {};
+/// The command that was named, the innermost one.
+const CLI::App& named_command(const CLI::App& app) {
+  const CLI::App* at = &app;
+  while (!at->get_subcommands().empty()) at = at->get_subcommands().front();
+  return *at;
 }
 
-int usage_error(const CLI::App& app, const CLI::ParseError& error, const std::vector<std::string>& arguments,
-                const Invocation& invocation) {
-  const auto named = app.get_subcommands();
-  std::string hint = hint_for(app, arguments);
-  if (hint.empty())
-    hint = "callboard " + (named.empty() ? std::string() : named.front()->get_name() + " ") +
-           "--help shows what is possible";
-  return report(Error(ErrorCode::kUsage, error.what(), hint), invocation.console);
+int usage_error(const CLI::App& app, const CLI::ParseError& error, const Invocation& invocation) {
+  const CLI::App& command = named_command(app);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    return report(unexpected_word(command, app.remaining(true)), invocation.console);
+  }
+  std::string title = command.get_name();
+  for (const CLI::App* parent = command.get_parent(); parent != nullptr; parent = parent->get_parent()) {
+    title = parent->get_name() + " " + title;
+  }
+  return report(Error(ErrorCode::kUsage, error.what(), title + " --help shows what is possible"), invocation.console);
 }
 
 int run(int argc, char** argv) {
@@ -64,24 +59,28 @@ int run(int argc, char** argv) {
   add_up(app, invocation);
   add_down(app, invocation);
   add_status(app, invocation);
+  add_logs(app, invocation);
   add_run(app, invocation);
   add_doctor(app, invocation);
   add_config(app, invocation);
   add_completion(app, invocation);
   add_version(app, invocation);
   add_roles(app, invocation);
-  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  add_help(app);
+  std::vector<std::string> arguments = without_help_command({argv + 1, argv + argc});
   if (arguments.empty()) {
     print(app.help());
     return kExitUsage;
   }
+  if (const auto error = unknown_command(app, arguments)) return report(*error, invocation.console);
   try {
-    app.parse(argc, argv);
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+    app.parse(std::move(arguments));
   } catch (const CLI::Success& wanted) {  // --help, --version
     app.exit(wanted);
     return kExitOk;
   } catch (const CLI::ParseError& error) {
-    return usage_error(app, error, arguments, invocation);
+    return usage_error(app, error, invocation);
   }
   return invocation.run ? invocation.run() : kExitUsage;
 }

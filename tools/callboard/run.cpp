@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "actors/client/client.h"
+#include "actors/core/output_file.h"
 #include "tools/callboard/commands.h"
 #include "tools/callboard/exit_codes.h"
 #include "tools/callboard/placement_text.h"
@@ -27,6 +28,9 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kElementsShown = 8;
 constexpr milliseconds kSignalsEvery{100};
+// As the cluster file has them for limits.deadline.
+constexpr milliseconds kDeadlineMin{1};
+constexpr milliseconds kDeadlineMax{24 * 3'600'000};
 
 struct RunFlags {
   std::string program;
@@ -56,8 +60,11 @@ Result<TensorRef> read_tensor(const std::string& name, const std::string& path) 
               "'" + path + "' holds " + std::to_string(tensors.size()) + " tensors, none of them named '" + name + "'");
 }
 
-Result<ClientValue> read_value(const std::string& name, ValueKind kind, const std::string& text) {
+/// `files` gets the path where `text` is one.
+Result<ClientValue> read_value(const std::string& name, ValueKind kind, const std::string& text,
+                               std::vector<std::string>& files) {
   if (kind == ValueKind::kTensor) {
+    files.push_back(text);
     CALLBOARD_ASSIGN(TensorRef tensor, read_tensor(name, text));
     return ClientValue(std::move(tensor));
   }
@@ -83,7 +90,8 @@ std::string names_of(const std::map<std::string, ValueKind>& kinds) {
 
 /// What the --input options say, by name; a safetensors file without a name gives all its tensors.
 Result<std::map<std::string, ClientValue>> read_inputs(const ProgramGraph& graph,
-                                                       const std::vector<std::string>& options) {
+                                                       const std::vector<std::string>& options,
+                                                       std::vector<std::string>& files) {
   std::map<std::string, ValueKind> kinds;
   for (const ProgramInput& input : graph.inputs) kinds[input.name] = graph.values[input.value].kind;
   std::map<std::string, ClientValue> out;
@@ -99,6 +107,7 @@ Result<std::map<std::string, ClientValue>> read_inputs(const ProgramGraph& graph
                     "write --input " + (kinds.empty() ? "NAME" : kinds.begin()->first) + "=" + option +
                         (kinds.size() > 1 ? "; the inputs are " + names_of(kinds) : ""));
       }
+      files.push_back(option);
       CALLBOARD_ASSIGN(NamedTensors tensors, read_safetensors(option));
       for (auto& [name, tensor] : tensors) {
         if (kinds.contains(name)) CALLBOARD_TRY(add(name, std::move(tensor)));
@@ -110,15 +119,16 @@ Result<std::map<std::string, ClientValue>> read_inputs(const ProgramGraph& graph
       return fail(ErrorCode::kUsage, "the program has no input '" + name + "'",
                   kinds.empty() ? "it has none" : "its inputs are " + names_of(kinds));
     }
-    CALLBOARD_ASSIGN(ClientValue value, read_value(name, kinds[name], option.substr(equals + 1)));
+    CALLBOARD_ASSIGN(ClientValue value, read_value(name, kinds[name], option.substr(equals + 1), files));
     CALLBOARD_TRY(add(name, std::move(value)));
   }
   return out;
 }
 
-/// In the program's order. All that are missing at once.
-Result<std::vector<ClientValue>> ordered_inputs(const ProgramGraph& graph, const std::vector<std::string>& options) {
-  CALLBOARD_ASSIGN(auto given, read_inputs(graph, options));
+/// In the program's order. All that are missing at once. `files` gets what was read.
+Result<std::vector<ClientValue>> ordered_inputs(const ProgramGraph& graph, const std::vector<std::string>& options,
+                                                std::vector<std::string>& files) {
+  CALLBOARD_ASSIGN(auto given, read_inputs(graph, options, files));
   std::vector<ClientValue> out;
   std::string missing;
   for (const ProgramInput& input : graph.inputs) {
@@ -143,6 +153,38 @@ NamedTensors named_outputs(const ProgramGraph& graph, const std::vector<ClientVa
     if (const auto* flag = std::get_if<bool>(&outputs[i])) out.emplace_back(name, scalar_tensor(*flag));
   }
   return out;
+}
+
+/// Texts and None are in no file.
+std::size_t tensors_of(const ProgramGraph& graph) {
+  return static_cast<std::size_t>(
+      std::count_if(graph.outputs.begin(), graph.outputs.end(), [](const ProgramOutput& output) {
+        return !std::holds_alternative<std::string>(output.source) && !std::holds_alternative<ArgNone>(output.source);
+      }));
+}
+
+/// Before anything runs: the result must not be lost, nor anything else, because of where it should go.
+Status check_output(const std::string& path, const ProgramGraph& graph, const std::vector<std::string>& files) {
+  if (path.empty()) return {};
+  if (path == "-") {
+    return fail(ErrorCode::kUsage, "--output - : values are not written to standard output",
+                "name a file; -o json prints the outputs' first elements, for scripts");
+  }
+  if (path == "json" || path == "text") {
+    return fail(ErrorCode::kUsage, "--output " + path + " would write the values to a file named '" + path + "'",
+                "-o " + path + " chooses the format of what is printed; --output ./" + path + " writes that file");
+  }
+  if (const std::size_t count = tensors_of(graph); path.ends_with(".npy") && count != 1) {
+    return fail(ErrorCode::kUsage, "a .npy file holds one tensor, the program gives " + std::to_string(count),
+                "write a .safetensors file");
+  }
+  CALLBOARD_TRY(actors::check_output_file(path));
+  for (const std::string& file : files) {
+    if (!actors::is_same_file(path, file)) continue;
+    return fail(ErrorCode::kUsage, "--output " + path + " would replace '" + file + "', which the run reads",
+                "write the outputs to another file");
+  }
+  return {};
 }
 
 Status write_outputs(const std::string& path, const NamedTensors& outputs) {
@@ -179,10 +221,16 @@ class Run {
   Run(RunFlags flags, const Console& console) : flags_(std::move(flags)), console_(console) {}
 
   int run() {
+    if (const Status ready = prepare(); !ready) {
+      const int code = report(ready.error(), console_);
+      // What a file may be wrong with has many codes; all of them are the caller's.
+      return ready.error().code == ErrorCode::kResourceExhausted ? code : kExitUsage;
+    }
     const Status done = perform();
     if (done) return kExitOk;
     const int code = report(done.error(), console_);
-    return interrupted_ ? kExitInterrupted : code;
+    if (interrupted_) return kExitInterrupted;
+    return wrong_argument_ ? kExitUsage : code;
   }
 
  private:
@@ -191,27 +239,46 @@ class Run {
     return interrupted_;
   }
 
-  Status perform() {
-    CALLBOARD_ASSIGN(const milliseconds wait, parse_duration("--deadline", flags_.deadline));
+  /// Arguments and files; nothing is asked of the cluster.
+  Status prepare() {
+    CALLBOARD_ASSIGN(wait_, parse_duration("--deadline", flags_.deadline));
+    if (wait_ < kDeadlineMin || wait_ > kDeadlineMax) {
+      return fail(ErrorCode::kUsage, "--deadline is " + flags_.deadline + "; allowed: 1ms to 24h");
+    }
     if (is_npy(flags_.program)) {
       return fail(
           ErrorCode::kUsage, "'" + flags_.program + "' is an array, not a program",
           "PROGRAM is a .safetensors file that program.save() made; arrays are given with --input NAME=FILE.npy");
     }
-    CALLBOARD_ASSIGN(actors::SavedProgram saved, actors::load_program_file(flags_.program));
+    CALLBOARD_ASSIGN(saved_, actors::load_program_file(flags_.program));
     if (!flags_.placement.empty()) {
-      CALLBOARD_ASSIGN(saved.placement, parse_placement(flags_.placement));
+      CALLBOARD_ASSIGN(saved_.placement, parse_placement(flags_.placement));
     }
-    CALLBOARD_ASSIGN(const std::vector<ClientValue> inputs, ordered_inputs(saved.graph, flags_.inputs));
+    std::vector<std::string> files{flags_.program};
+    CALLBOARD_ASSIGN(inputs_, ordered_inputs(saved_.graph, flags_.inputs, files));
+    return check_output(flags_.output, saved_.graph, files);
+  }
+
+  Status perform() {
     CALLBOARD_ASSIGN(signals_, StopSignals::take());
     actors::Client::Options options;
     options.cluster = flags_.cluster;
     options.interrupted = [this] { return interrupted(); };
     CALLBOARD_ASSIGN(const auto client, actors::Client::connect(std::move(options)));
-    CALLBOARD_ASSIGN(const auto program,
-                     client->load(std::move(saved.graph), saved.constants, std::move(saved.placement), wait));
+    auto loaded = client->load(std::move(saved_.graph), saved_.constants, std::move(saved_.placement), wait_);
+    if (!loaded) {
+      wrong_argument_ = !flags_.placement.empty() && loaded.error().code == ErrorCode::kBadPlacement;
+      return fail(std::move(loaded).error());
+    }
+    const auto program = std::move(*loaded);
     const TimePoint begun = Clock::now();
-    CALLBOARD_ASSIGN(const auto future, program->submit(inputs, wait));
+    auto submitted = program->submit(inputs_, wait_);
+    if (!submitted) {
+      // The client compares inputs with the program before it sends anything.
+      wrong_argument_ = submitted.error().code == ErrorCode::kBadInput;
+      return fail(std::move(submitted).error());
+    }
+    const auto future = std::move(*submitted);
     while (!future->wait_for(kSignalsEvery)) {
       if (!interrupted_ && interrupted()) future->cancel();
     }
@@ -225,8 +292,12 @@ class Run {
 
   RunFlags flags_;
   const Console& console_;
+  milliseconds wait_{0};
+  actors::SavedProgram saved_;
+  std::vector<ClientValue> inputs_;
   std::optional<StopSignals> signals_;
   bool interrupted_ = false;
+  bool wrong_argument_ = false;
 };
 
 }  // namespace
@@ -243,7 +314,7 @@ void add_run(CLI::App& app, Invocation& invocation) {
                    "NAME=FILE (.npy or .safetensors), NAME=NUMBER, or one .safetensors with all")
       ->type_name("INPUT")
       ->allow_extra_args(false);
-  command->add_option("--output", flags->output, "Where outputs go: .safetensors, or .npy for a single one")
+  command->add_option("--output", flags->output, "File for the outputs: .safetensors, or .npy for a single one")
       ->type_name("FILE");
   command->add_option("--deadline", flags->deadline, "Longest time for loading and for running (30s)")
       ->type_name("TIME");
@@ -252,12 +323,7 @@ void add_run(CLI::App& app, Invocation& invocation) {
                    "auto, a list of devices, or DEVICE=MODULE[,MODULE] (repeat); else the program's own")
       ->type_name("PLACE")
       ->allow_extra_args(false);
-  command
-      ->add_option_function<std::string>(
-          "-o", [&invocation](const std::string& form) { invocation.console.json = form == "json"; },
-          "text (default) or json, for scripts")
-      ->check(CLI::IsMember({"text", "json"}))
-      ->type_name("FORM");
+  add_output_option(*command, invocation);
   command->footer(R"(
 Examples:
   callboard run model.safetensors --input x=x.npy

@@ -100,6 +100,8 @@ int show(actors::Client& client, const Console& console, bool clear) {
 }
 
 int status(const std::string& name, bool watch, const Console& console) {
+  // Not the logs: whoever asks for the status of a cluster that has just ended wants to read them next.
+  for (const std::string& line : actors::sweep_dead_run_dirs(true)) note("removed " + line);
   auto record = actors::find_cluster(name);
   if (!record) return report(record.error(), console);
   Result<StopSignals> signals = fail(ErrorCode::kInternal, "not asked for");
@@ -137,6 +139,8 @@ void add_status(CLI::App& app, Invocation& invocation) {
   command->add_flag("-w,--watch", *watch, "Again every second, until Ctrl-C");
   add_output_option(*command, invocation);
   command->footer(R"(
+What killed clusters left is removed, but for their logs: those go with the next `callboard up` or `callboard down`.
+
 Examples:
   callboard status
   callboard status lab-a -w

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "actors/client/safetensors.h"
+#include "actors/core/output_file.h"
 #include "messages/base/fd.h"
 
 namespace callboard::cli {
@@ -314,16 +315,10 @@ std::string element_text(DType dtype, const std::byte* at) {
 }
 
 Status write_beside(const std::string& path, std::string_view head, const std::byte* data, std::uint64_t bytes) {
-  const std::string temporary = path + ".part-" + std::to_string(getpid());
-  std::FILE* file = std::fopen(temporary.c_str(), "wbe");
-  if (file == nullptr) return system_error(temporary, "written");
-  bool good = std::fwrite(head.data(), 1, head.size(), file) == head.size();
-  good = good && (bytes == 0 || std::fwrite(data, 1, bytes, file) == bytes);
-  good = std::fclose(file) == 0 && good;
-  if (good && std::rename(temporary.c_str(), path.c_str()) == 0) return {};
-  auto error = system_error(path, "written");
-  unlink(temporary.c_str());
-  return error;
+  CALLBOARD_ASSIGN(actors::OutputFile file, actors::OutputFile::create(path));
+  CALLBOARD_TRY(file.write(head));
+  CALLBOARD_TRY(file.write(data, bytes));
+  return file.finish();
 }
 
 }  // namespace

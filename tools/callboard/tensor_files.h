@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "actors/client/tensor_ref.h"
+#include "messages/tensor_ref.h"
 #include "messages/base/error.h"
 
 namespace callboard::cli {

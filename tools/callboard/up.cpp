@@ -145,6 +145,8 @@ Status Up::prepare() {
     }
     config_.name = flags_.name;
   }
+  // A detached cluster's trace is written by `down`, wherever that is called.
+  if (!flags_.detach || !config_.tracing.file.empty()) CALLBOARD_TRY(check_trace_file(config_.tracing));
   CALLBOARD_ASSIGN(programs_, find_programs());
   CALLBOARD_ASSIGN(signals_, StopSignals::take());
   return {};

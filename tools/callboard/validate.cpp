@@ -54,7 +54,7 @@ All keys: callboard config reference.)");
 void add_output_option(CLI::App& command, Invocation& invocation) {
   command
       .add_option_function<std::string>(
-          "-o,--output", [&invocation](const std::string& form) { invocation.console.json = form == "json"; },
+          "-o,--output-format", [&invocation](const std::string& form) { invocation.console.json = form == "json"; },
           "text (default) or json, for scripts")
       ->check(CLI::IsMember({"text", "json"}))
       ->type_name("FORM");

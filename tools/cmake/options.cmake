@@ -18,7 +18,7 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo)
 endif()
 # Debug information of the line only: a third of the object size and compile time of -g.
-set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG")
+set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -g1 -DNDEBUG -fno-omit-frame-pointer")
 
 if(CALLBOARD_SANITIZE)
   add_compile_options(-fsanitize=${CALLBOARD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)

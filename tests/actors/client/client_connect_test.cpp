@@ -82,7 +82,7 @@ TEST_CASE("loading reports what the coordinator, the graph or the constants lack
   FakeCluster cluster;
   auto client = Client::connect(options()).value();
   const std::vector<float> weights{1, 2, 3, 4};
-  GraphBuilder builder("weighted");
+  FragmentBuilder builder("weighted");
   const ValueId x = builder.add_tensor_input("x", DType::kFloat32).value();
   const ValueId w =
       builder.add_constant("layer.weight", {weights.data(), 16, nullptr}, TensorMeta::contiguous(DType::kFloat32, {4}))

@@ -11,17 +11,16 @@
 #include <vector>
 
 #include "actors/client/client.h"
-#include "actors/client/graph_builder.h"
+#include "actors/client/fragment_builder.h"
 #include "messages/codec.h"
 #include "tests/actors/client/fake_cluster.h"
 #include "tests/support/test.h"
 
 namespace callboard::actors {
 
-
 /// y = f(x [s0, 4], n), with the outputs y, s0 * 4, 3, None and a text.
 inline ProgramGraph example_graph() {
-  GraphBuilder builder("example");
+  FragmentBuilder builder("example");
   const Expr rows = builder.symbol("s0", 1, 1 << 20).value();
   const ValueId x = builder.add_tensor_input("x", DType::kFloat32, {{rows, Expr::constant(4)}}).value();
   builder.add_input({"n", ValueKind::kInt, DType::kUndefined, {}}).value();

@@ -103,10 +103,12 @@ TEST_CASE("R29: small views travel as views of just what they touch", "[client]"
   const Submit sent = c.cluster.await<Submit>();
   const auto& handle = std::get<TensorHandle>(sent.inputs.at(0));
   CHECK(handle.meta.strides == std::vector<std::int64_t>{1, 5});
-  CHECK(handle.meta.storage_offset == 0);
+  // Behind as many bytes as the original starts off a line of 64: kernels may round by that.
+  const auto off = reinterpret_cast<std::uintptr_t>(values.data() + 7) % 64;
+  CHECK(handle.meta.storage_offset == static_cast<std::int64_t>(off / sizeof(float)));
   const auto& bytes = std::get<InlineBytes>(handle.data).bytes;
-  REQUIRE(bytes.size() == (2 + 3 * 5 + 1) * sizeof(float));
-  CHECK(std::memcmp(bytes.data(), values.data() + 7, bytes.size()) == 0);
+  REQUIRE(bytes.size() == off + (2 + 3 * 5 + 1) * sizeof(float));
+  CHECK(std::memcmp(bytes.data() + off, values.data() + 7, bytes.size() - off) == 0);
 }
 
 TEST_CASE("a large input is copied once into shared memory that devices can read", "[client]") {
@@ -124,10 +126,11 @@ TEST_CASE("a large input is copied once into shared memory that devices can read
   const auto& block = std::get<ArenaBlock>(handle.data);
   CHECK(block.owner == c.cluster.client());
   CHECK(block.lease == 0);
-  CHECK(handle.meta.storage_offset == 0);
+  const auto off = reinterpret_cast<std::uintptr_t>(values.data() + 16) % 64;
+  CHECK(handle.meta.storage_offset == static_cast<std::int64_t>(off / sizeof(float)));
   const std::string bytes = device.read(handle);
-  REQUIRE(bytes.size() >= 80'000 * sizeof(float));
-  CHECK(std::memcmp(bytes.data(), values.data() + 16, 80'000 * sizeof(float)) == 0);
+  REQUIRE(bytes.size() >= off + 80'000 * sizeof(float));
+  CHECK(std::memcmp(bytes.data() + off, values.data() + 16, 80'000 * sizeof(float)) == 0);
 }
 
 TEST_CASE("R47: a tensor that reaches beyond its block of the arena is refused", "[client]") {

@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "actors/client/client.h"
-#include "actors/client/graph_builder.h"
+#include "actors/client/fragment_builder.h"
 #include "tests/actors/client/temporary_folder.h"
 #include "tests/support/test.h"
 

@@ -289,7 +289,8 @@ TEST_CASE("CS-1: a question ends by its answer, or after its deadline", "[sessio
   CHECK(std::get<ProgramLoaded>(answered.message).error->code == ErrorCode::kDeadlineExceeded);
   CHECK(!answered.late);
   CHECK(session->pending() == 0);
-  answered = only<Session::Answered>(receive(*session, ProgramLoaded{load, {}, ContentHash{std::string(32, 'x')}, {}}));
+  answered = only<Session::Answered>(
+      receive(*session, ProgramLoaded{load, {}, *ContentHash::from_bytes(std::string(32, 'x')), {}}));
   CHECK(answered.late);
   CHECK(receive(*session, ProgramLoaded{load, Error(), {}, {}}).empty());
 }

@@ -1,10 +1,12 @@
 #include "actors/core/loop.h"
 
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -195,6 +197,51 @@ TEST_CASE("a closed descriptor that is still watched does not spin the loop") {
   loop->in(milliseconds(10), [&] { loop->stop(); });
   run_bounded(*loop);
   CHECK(calls == 0);
+}
+
+TEST_CASE("what is to be done before the loop parks runs once, behind the round's other callbacks") {
+  auto loop = Loop::create();
+  std::vector<int> order;
+  loop->post([&] {
+    loop->before_park([&] { order.push_back(3); });
+    order.push_back(1);
+  });
+  loop->post([&] { order.push_back(2); });
+  loop->in(milliseconds(5), [&] {
+    loop->before_park([&] { order.push_back(4); });  // also where the loop ends instead
+    loop->stop();
+  });
+  run_bounded(*loop);
+  CHECK(order == std::vector<int>{1, 2, 3, 4});
+}
+
+TEST_CASE("a descriptor is watched for writing as long as that is on") {
+  auto loop = Loop::create();
+  int pair[2] = {-1, -1};
+  REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) == 0);
+  const UniqueFd mine(pair[0]);
+  const UniqueFd other(pair[1]);
+  const std::string filling(64u << 10, 'x');
+  while (::send(mine.get(), filling.data(), filling.size(), MSG_DONTWAIT) > 0) {
+  }
+  int calls = 0;
+  loop->watch(mine.get(), [&] {
+    ++calls;
+    loop->watch_for_writing(mine.get(), false);
+    loop->in(milliseconds(5), [&] { loop->stop(); });
+  });
+  loop->in(milliseconds(5), [&] {
+    CHECK(calls == 0);
+    loop->watch_for_writing(mine.get(), true);
+    loop->in(milliseconds(5), [&] {
+      CHECK(calls == 0);  // full
+      std::string sink(filling.size(), '\0');
+      while (::recv(other.get(), sink.data(), sink.size(), MSG_DONTWAIT) > 0) {
+      }
+    });
+  });
+  run_bounded(*loop);
+  CHECK(calls == 1);
 }
 
 }  // namespace

@@ -3,11 +3,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
+#include <thread>
 
 #include "actors/core/process.h"
 #include "actors/core/transport.h"
@@ -137,6 +139,105 @@ TEST_CASE("a lock is not inherited by children that outlive their parent's inter
   CHECK(claim_run_dir("lab"));
 }
 
+/// What a killed node actor leaves.
+std::string dead_cluster(const std::string& name) {
+  auto dead = claim_run_dir(name);
+  REQUIRE(dead);
+  touch(dead->path + "/cluster.yaml");
+  fs::create_directory(dead->path + "/logs");
+  touch(dead->path + "/logs/cpu0.log");
+  REQUIRE(write_record(record_for(*dead, name)));
+  return dead->path;
+}
+
+TEST_CASE("what killed clusters left is swept, with a line for each, and nothing else is") {
+  Root root;
+  const std::string dead = dead_cluster("dead");
+  auto alive = claim_run_dir("alive");
+  REQUIRE(alive);
+  touch(alive->path + "/cluster.yaml");
+  const auto make = [&](const std::string& name) {
+    fs::create_directory(root.dir.file(name));
+    fs::permissions(root.dir.file(name), fs::perms(0700));
+    return root.dir.file(name);
+  };
+  const std::string unlocked = make("results");  // the user's own: there is no lock
+  touch(unlocked + "/cluster.yaml");
+  const std::string mixed = make("mixed");
+  touch(mixed + "/lock");
+  touch(mixed + "/thesis.tex");
+  const std::string open_to_all = make("shared");
+  touch(open_to_all + "/lock");
+  fs::permissions(open_to_all, fs::perms(0755));
+  touch(root.dir.file("file"));
+
+  const auto listed = list_dead_run_dirs();
+  REQUIRE(listed.size() == 1);
+  CHECK(listed[0].name == "dead");
+  CHECK(listed[0].path == dead);
+
+  const auto first = sweep_dead_run_dirs(true);
+  REQUIRE(first.size() == 1);
+  CHECK(first[0].find(dead + ": ") == 0);
+  CHECK(first[0].find("cluster.json") != std::string::npos);
+  CHECK(fs::exists(dead + "/logs/cpu0.log"));
+  CHECK_FALSE(fs::exists(dead + "/cluster.yaml"));
+  CHECK(sweep_dead_run_dirs(true).empty());
+
+  const auto second = sweep_dead_run_dirs();
+  REQUIRE(second.size() == 1);
+  CHECK(second[0].find("logs") != std::string::npos);
+  CHECK_FALSE(fs::exists(dead));
+  CHECK(sweep_dead_run_dirs().empty());
+  for (const std::string& kept : {alive->path + "/cluster.yaml", unlocked + "/cluster.yaml", mixed + "/thesis.tex",
+                                  open_to_all + "/lock", root.dir.file("file")}) {
+    INFO(kept);
+    CHECK(fs::exists(kept));
+  }
+}
+
+TEST_CASE("the logs of a failed cluster are swept by their lock file") {
+  Root root;
+  {
+    auto failed = claim_run_dir("failed");
+    REQUIRE(failed);
+    fs::create_directory(failed->path + "/logs");
+    touch(failed->path + "/logs/cpu0.log");
+    remove_run_dir(*failed, true);
+    CHECK(sweep_dead_run_dirs().empty());  // its owner is about to end
+  }
+  CHECK(list_dead_run_dirs().size() == 1);
+  CHECK(sweep_dead_run_dirs().size() == 1);
+  CHECK_FALSE(fs::exists(root.dir.file("failed")));
+}
+
+TEST_CASE("claims and sweeps at the same time: each claim gets its directory, and keeps it") {
+  Root root;
+  std::atomic<bool> done{false};
+  std::thread sweeper([&] {
+    while (!done) sweep_dead_run_dirs();
+  });
+  int claimed = 0;
+  int kept = 0;
+  for (int round = 0; round < 100; ++round) {
+    auto dir = claim_run_dir("lab");
+    if (!dir) continue;
+    ++claimed;
+    touch(dir->path + "/cluster.yaml");
+    kept += fs::exists(dir->path + "/cluster.yaml") && fs::exists(dir->path + "/lock") ? 1 : 0;
+    if (round % 2 == 0) {
+      remove_run_dir(*dir);
+    } else {
+      // As after a kill: the lock goes, the rest stays. The number of a process that has ended stands in it.
+      std::ofstream(dir->path + "/lock") << "999999999\n";
+    }
+  }
+  done = true;
+  sweeper.join();
+  CHECK(claimed == 100);
+  CHECK(kept == 100);
+}
+
 TEST_CASE("names of clusters have one grammar") {
   Root root;
   for (const char* good : {"a", "lab-a", "0", "a-", "abcdefghijabcdefghijabcdefghijabcdefghij"}) {
@@ -217,6 +318,7 @@ TEST_CASE("a cluster is found by name, by path, and alone") {
     CHECK(found->epoch == 1);
     CHECK(found->version == "0.1.0");
   }
+  CHECK(find_cluster(a->path + std::string("\0x", 2)).error().code == ErrorCode::kBadInput);
   auto b = claim_run_dir("b");
   REQUIRE(b);
   REQUIRE(write_record(record_for(*b, "b")));

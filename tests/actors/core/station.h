@@ -50,6 +50,43 @@ class Station {
   std::thread thread_;
 };
 
+/// Said once, on any thread. Who hears it may end at once: what is shared outlives the saying.
+class Signal {
+ public:
+  void set() const {
+    const auto keep = promise_;
+    keep->set_value();
+  }
+  bool comes() const { return future_.wait_for(kPatience) == std::future_status::ready; }
+
+ private:
+  std::shared_ptr<std::promise<void>> promise_ = std::make_shared<std::promise<void>>();
+  std::shared_future<void> future_ = promise_->get_future().share();
+};
+
+/// Keeps a loop's thread in a task until it is released, like SIGSTOP: nothing of the loop is read or written.
+class Busy {
+ public:
+  explicit Busy(actors::Loop& loop) {
+    Signal begun;
+    loop.post([begun, end = end_] {
+      begun.set();
+      (void)end.comes();
+    });
+    (void)begun.comes();
+  }
+  ~Busy() { release(); }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+  void release() {
+    if (!std::exchange(released_, true)) end_.set();
+  }
+
+ private:
+  Signal end_;
+  bool released_ = false;
+};
+
 struct Seen {
   enum class Kind { kHello, kWelcome, kMessage, kLost };
   Kind kind = Kind::kMessage;
@@ -79,9 +116,7 @@ class Events {
 class HubStation {
  public:
   explicit HubStation(actors::Hub::Options options) : options_(std::move(options)) {}
-  ~HubStation() {
-    station_.call([this] { hub_.reset(); });
-  }
+  ~HubStation() { close(); }
   HubStation(const HubStation&) = delete;
   HubStation& operator=(const HubStation&) = delete;
 
@@ -100,6 +135,9 @@ class HubStation {
       CALLBOARD_ASSIGN(hub_, actors::Hub::bind(station_.loop(), *messenger_, options_, std::move(events)));
       return {};
     });
+  }
+  void close() {
+    station_.call([this] { hub_.reset(); });
   }
   Status send(const ActorId& to, const Message& message) {
     return station_.call([&] { return hub_->send(to, message); });
@@ -153,6 +191,9 @@ class LineStation {
   Status send(const Message& message) {
     return station_.call([&] { return line_->send(message); });
   }
+  bool direct() {
+    return station_.call([this] { return line_->direct(); });
+  }
   Events& events() { return events_; }
   Station& station() { return station_; }
 
@@ -166,22 +207,24 @@ class LineStation {
   std::unique_ptr<actors::Line> line_;
 };
 
-inline actors::Hub::Options hub_options(const std::string& endpoint) {
+inline actors::Hub::Options hub_options(const std::string& endpoint, bool direct = true) {
   actors::Hub::Options options;
   options.self = {"coordinator", 1};
   options.epoch = 5;
   options.endpoint = endpoint;
   options.cluster = "test";
+  options.direct = direct;
   return options;
 }
 
-inline actors::Line::Options line_options(const std::string& endpoint, const ActorId& who) {
+inline actors::Line::Options line_options(const std::string& endpoint, const ActorId& who, bool direct = true) {
   actors::Line::Options options;
   options.hello.role = Role::kDevice;
   options.hello.who = who;
   options.hello.cluster = "test";
   options.hello.pid = 1'000 + static_cast<std::int64_t>(who.incarnation);
   options.endpoint = endpoint;
+  options.direct = direct;
   return options;
 }
 

@@ -16,6 +16,24 @@
 namespace callboard::actors {
 namespace {
 
+/// No room for another descriptor, as long as it lives.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
+    const rlimit low{64, before_.rlim_max};
+    REQUIRE(::setrlimit(RLIMIT_NOFILE, &low) == 0);
+    while (UniqueFd fd{::open("/dev/null", O_RDONLY | O_CLOEXEC)}) fill_.push_back(std::move(fd));
+  }
+  ~NoDescriptors() { ::setrlimit(RLIMIT_NOFILE, &before_); }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit before_{};
+  std::vector<UniqueFd> fill_;
+};
+
 struct Pair {
   Pair() {
     int fds[2];
@@ -70,26 +88,38 @@ TEST_CASE("a full socket says so") {
 
 TEST_CASE("R1: a descriptor that this process has no room for is told as lost") {
   Pair pair;
-  rlimit before{};
-  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   const UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   REQUIRE(send_packet(pair.first.get(), "one", file.get()) == SocketOutcome::kDone);
-  const rlimit low{64, before.rlim_max};
-  REQUIRE(::setrlimit(RLIMIT_NOFILE, &low) == 0);
-  std::vector<UniqueFd> fill;
-  for (;;) {
-    UniqueFd fd(::fcntl(file.get(), F_DUPFD_CLOEXEC, 0));
-    if (!fd) break;
-    fill.push_back(std::move(fd));
-  }
   ReceivedPacket packet;
-  const SocketOutcome outcome = receive_packet(pair.second.get(), packet);
-  fill.clear();
-  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  SocketOutcome outcome = SocketOutcome::kClosed;
+  {
+    const NoDescriptors full;
+    outcome = receive_packet(pair.second.get(), packet);
+  }
   REQUIRE(outcome == SocketOutcome::kDone);
   REQUIRE(packet.bytes == "one");
   REQUIRE(packet.fds.empty());
   REQUIRE(packet.fds_lost);
+}
+
+TEST_CASE("who connects while there is no descriptor for it is turned away at once, and not left waiting") {
+  const test::TempDir folder;
+  const auto listener = listen_stream(folder.path() + "/lane", 4);
+  REQUIRE(listener);
+  UniqueFd reserve = reserve_descriptor();
+  const auto client = connect_stream(folder.path() + "/lane");
+  REQUIRE(client);
+  {
+    const NoDescriptors full;
+    REQUIRE_FALSE(accept_waiting(listener->get(), reserve));
+    REQUIRE(reserve);
+  }
+  char byte = 0;
+  REQUIRE(::recv(client->get(), &byte, 1, MSG_DONTWAIT) == 0);
+  const auto next = connect_stream(folder.path() + "/lane");
+  REQUIRE(next);
+  REQUIRE(accept_waiting(listener->get(), reserve));
+  REQUIRE_FALSE(accept_waiting(listener->get(), reserve));
 }
 
 TEST_CASE("a listening socket is for its user only, and there is one of it") {

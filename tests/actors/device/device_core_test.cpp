@@ -12,7 +12,7 @@ namespace {
 
 const ActorId kSelf{"cpu1", 1};
 const ActorId kPeer{"cpu0", 3};
-const ContentHash kProgram{std::string(32, 'p')};
+const ContentHash kProgram = *ContentHash::from_bytes(std::string(32, 'p'));
 const TimePoint kStart = TimePoint(std::chrono::hours(1));
 
 TensorHandle arena_tensor(const ActorId& owner, LeaseId lease) {
@@ -169,7 +169,7 @@ TEST_CASE("DC-1: a finished run sends its edges and one answer") {
 TEST_CASE("DC-1: an unknown program, too many runs and a wrong number of inputs are answered at once") {
   Fixture device(1);
   RunFragment unknown = order(1);
-  unknown.program = ContentHash{std::string(32, 'q')};
+  unknown.program = *ContentHash::from_bytes(std::string(32, 'q'));
   unknown.inputs = {WireValue{arena_tensor(kPeer, 5)}};
   const auto refused = device.from_coordinator(unknown);
   REQUIRE(answers(refused).size() == 1);

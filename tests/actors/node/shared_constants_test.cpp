@@ -91,7 +91,7 @@ TEST_CASE("a segment that somebody could still change, or that is not what was t
   REQUIRE(code(duplicate(pack.fd.get()), pack.bytes + 4096, span) == ErrorCode::kMalformed);
   REQUIRE(code(duplicate(pack.fd.get()), pack.bytes, {span.hash, pack.bytes, 1}) == ErrorCode::kMalformed);
   REQUIRE(code(duplicate(pack.fd.get()), pack.bytes, {span.hash, 64, UINT64_MAX - 32}) == ErrorCode::kMalformed);
-  REQUIRE(code(duplicate(pack.fd.get()), pack.bytes, {{"short"}, 0, 1}) == ErrorCode::kMalformed);
+  REQUIRE(code(duplicate(pack.fd.get()), pack.bytes, {ContentHash{}, 0, 1}) == ErrorCode::kMalformed);
   REQUIRE(store.constants() == 0);
   REQUIRE(store.bytes() == 0);
 }

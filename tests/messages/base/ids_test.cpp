@@ -31,7 +31,7 @@ TEST_CASE("identities are ordered by name, then by incarnation") {
 TEST_CASE("a content hash is SHA-256") {
   CHECK(ContentHash::of("abc", 3).hex() == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
   CHECK(ContentHash::of(nullptr, 0).hex() == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-  CHECK(ContentHash::of("abc", 3).bytes.size() == 32);
+  CHECK(ContentHash::of("abc", 3).bytes().size() == 32);
 }
 
 TEST_CASE("a content hash is read back from its hexadecimal form, and nothing else is") {
