@@ -75,8 +75,8 @@ class Runtime final : public DeviceRuntime {
     CALLBOARD_ASSIGN(std::unique_ptr<DeviceBackend> backend, make_backend(options.kind));
     std::unique_ptr<Runtime> runtime(
         new Runtime(std::move(options), std::move(backend), arena, segments, std::move(constants)));
-    CALLBOARD_ASSIGN(runtime->compute_,
-                     KernelStream::create(*runtime->backend_, StreamKind::kCompute, runtime->options_.threads));
+    CALLBOARD_ASSIGN(runtime->compute_, KernelStream::create(*runtime->backend_, StreamKind::kCompute,
+                                                             runtime->options_.threads, runtime->options_.waiting));
     CALLBOARD_ASSIGN(runtime->communicate_, KernelStream::create(*runtime->backend_, StreamKind::kCommunicate, 1));
     runtime->executor_ = std::make_unique<Executor>(runtime->compute_->context(), runtime->backend_->device(),
                                                     runtime->options_.check_outputs);

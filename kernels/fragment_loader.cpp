@@ -39,6 +39,7 @@ class Loader {
     bind_integers();
     bind_outputs();
     place_frees();
+    pack_kernels();
     CALLBOARD_TRY(forecast());
     CALLBOARD_TRY(bind_constants());
     loaded_->info.pure = !loaded_->info.random && fragment_.states.empty() && !effects_;
@@ -214,6 +215,21 @@ class Loader {
       }
     }
     loaded_->frees_begin.push_back(static_cast<std::uint32_t>(loaded_->frees.size()));
+  }
+
+  void pack_kernels() {
+    std::size_t steps = 0;
+    std::size_t output_steps = 0;
+    std::size_t targets = 0;
+    for (const auto& kernel : loaded_->kernels) {
+      steps += kernel->arguments().steps.size();
+      output_steps += kernel->outputs().steps.size();
+      targets += kernel->outputs().targets.size();
+    }
+    loaded_->tables.steps.reserve(steps);
+    loaded_->tables.output_steps.reserve(output_steps);
+    loaded_->tables.targets.reserve(targets);
+    for (const auto& kernel : loaded_->kernels) kernel->pack(loaded_->tables);
   }
 
   bool made_by(std::size_t node, ValueId value) const {

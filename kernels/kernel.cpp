@@ -1,7 +1,9 @@
 #include "kernels/kernel.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <utility>
 
@@ -155,7 +157,26 @@ KernelFailure::KernelFailure(Error error) : error_(std::move(error)) {}
 KernelFailure::~KernelFailure() = default;
 
 Kernel::Kernel(std::shared_ptr<const KernelInfo> info, ArgumentPlan arguments, OutputPlan outputs)
-    : info_(std::move(info)), arguments_(std::move(arguments)), outputs_(std::move(outputs)) {}
+    : info_(std::move(info)),
+      arguments_(std::move(arguments)),
+      outputs_(std::move(outputs)),
+      steps_(arguments_.steps),
+      output_steps_(outputs_.steps),
+      targets_(outputs_.targets) {}
+
+void Kernel::pack(KernelTables& tables) {
+  const auto move_to = [](auto& table, auto& own, auto& span) {
+    CALLBOARD_CHECK(table.capacity() - table.size() >= own.size(),
+                    "a table that grows would move what kernels look at");
+    const std::size_t first = table.size();
+    std::ranges::move(own, std::back_inserter(table));
+    span = {table.data() + first, own.size()};
+    own.clear();
+  };
+  move_to(tables.steps, arguments_.steps, steps_);
+  move_to(tables.output_steps, outputs_.steps, output_steps_);
+  move_to(tables.targets, outputs_.targets, targets_);
+}
 
 std::shared_ptr<const Error> Kernel::run(KernelFrame& frame) noexcept {
   try {
@@ -199,7 +220,7 @@ Kernel::Failure Kernel::run_steps(KernelFrame& frame, std::shared_ptr<const Erro
 bool Kernel::push_arguments(KernelFrame& frame, std::shared_ptr<const Error>& inherited) {
   using From = ArgumentStep::From;
   Stack& stack = *frame.stack;
-  for (const ArgumentStep& step : arguments_.steps) {
+  for (const ArgumentStep& step : steps_) {
     switch (step.from) {
       case From::kStatic:
         stack.push_back(step.constant);
@@ -243,8 +264,8 @@ bool Kernel::push_arguments(KernelFrame& frame, std::shared_ptr<const Error>& in
     }
   }
   if (arguments_.writes) [[unlikely]] {
-    for (std::size_t i = 0; i < arguments_.steps.size(); ++i) {
-      if (arguments_.steps[i].written) frame.guard->before_write(stack[i], stack, frame.blobs);
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      if (steps_[i].written) frame.guard->before_write(stack[i], stack, frame.blobs);
     }
   }
   return true;
@@ -313,15 +334,15 @@ std::int64_t Kernel::expr_value(const KernelFrame& frame, ExprTable::Index index
 
 Kernel::Failure Kernel::check_results(const KernelFrame& frame) const {
   const Stack& stack = *frame.stack;
-  if (stack.size() != outputs_.steps.size()) [[unlikely]] {
+  if (stack.size() != output_steps_.size()) [[unlikely]] {
     return output_error("returned " + std::to_string(stack.size()) + " values, the fragment declares " +
-                        std::to_string(outputs_.steps.size()));
+                        std::to_string(output_steps_.size()));
   }
   if (!frame.check_outputs) return std::nullopt;
   for (std::size_t i = 0; i < stack.size(); ++i) {
-    const OutputStep& step = outputs_.steps[i];
+    const OutputStep& step = output_steps_[i];
     if (!step.is_list) [[likely]] {
-      const ValueCheck& target = outputs_.targets[step.first];
+      const ValueCheck& target = targets_[step.first];
       if (target.slot == kNoSlot) continue;
       if (target.kind == ValueKind::kTensor && tensor_fits(target, stack[i], *frame.exprs, frame.device)) continue;
       if (auto text = mismatch(target, stack[i], *frame.exprs, frame.device)) {
@@ -337,7 +358,7 @@ Kernel::Failure Kernel::check_results(const KernelFrame& frame) const {
                           ", found " + std::to_string(items.size()));
     }
     for (std::uint32_t k = 0; k < step.count; ++k) {
-      const ValueCheck& target = outputs_.targets[step.first + k];
+      const ValueCheck& target = targets_[step.first + k];
       if (target.slot == kNoSlot) continue;
       if (auto text = mismatch(target, items.get(k), *frame.exprs, frame.device)) {
         return output_error("output " + std::to_string(i) + " item " + std::to_string(k) + ": " + *text);
@@ -350,9 +371,9 @@ Kernel::Failure Kernel::check_results(const KernelFrame& frame) const {
 void Kernel::fill_blobs(KernelFrame& frame) {
   Stack& stack = *frame.stack;
   for (std::size_t i = 0; i < stack.size(); ++i) {
-    const OutputStep& step = outputs_.steps[i];
+    const OutputStep& step = output_steps_[i];
     if (!step.is_list) [[likely]] {
-      fill_one(frame, outputs_.targets[step.first], std::move(stack[i]));
+      fill_one(frame, targets_[step.first], std::move(stack[i]));
       continue;
     }
     if (!stack[i].isList() || stack[i].toList().size() != step.count) {
@@ -360,8 +381,7 @@ void Kernel::fill_blobs(KernelFrame& frame) {
       throw KernelFailure(output_error("output " + std::to_string(i) + " is no list of the declared length"));
     }
     const auto items = stack[i].toList();
-    for (std::uint32_t k = 0; k < step.count; ++k)
-      fill_one(frame, outputs_.targets[step.first + k], c10::IValue(items.get(k)));
+    for (std::uint32_t k = 0; k < step.count; ++k) fill_one(frame, targets_[step.first + k], c10::IValue(items.get(k)));
   }
   stack.clear();
 }
@@ -382,7 +402,7 @@ void Kernel::fill_one(KernelFrame& frame, const ValueCheck& target, c10::IValue&
 
 Kernel::Failure Kernel::hooks_after(KernelFrame& frame) {
   c10::SmallVector<const Blob*, 4> filled;
-  for (const ValueCheck& target : outputs_.targets) {
+  for (const ValueCheck& target : targets_) {
     if (target.slot != kNoSlot) filled.push_back(&frame.blobs[target.slot]);
   }
   for (KernelHook* hook : frame.hooks) {
@@ -409,7 +429,7 @@ std::shared_ptr<const Error> Kernel::fail_outputs(KernelFrame& frame, Error erro
 
 void Kernel::poison_outputs(KernelFrame& frame, const std::shared_ptr<const Error>& error) {
   frame.stack->clear();
-  for (const ValueCheck& target : outputs_.targets) {
+  for (const ValueCheck& target : targets_) {
     if (target.slot != kNoSlot) frame.blobs[target.slot].poison(error);
   }
 }
@@ -432,8 +452,8 @@ std::string Kernel::describe_list(const KernelFrame& frame, const ArgumentStep& 
 std::string Kernel::describe_call(const KernelFrame& frame) const {
   using From = ArgumentStep::From;
   std::string text = "inputs:";
-  for (std::size_t i = 0; i < arguments_.steps.size(); ++i) {
-    const ArgumentStep& step = arguments_.steps[i];
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const ArgumentStep& step = steps_[i];
     const bool blob = step.from == From::kBlob || step.from == From::kBlobAsTensor || step.from == From::kBlobAsFloat ||
                       step.from == From::kBlobAsInt;
     text += (i == 0 ? " " : ", ") + arguments_.names[i] + " = ";

@@ -102,6 +102,13 @@ struct OutputPlan {
   std::vector<ValueCheck> targets;
 };
 
+/// What all kernels of a fragment read while they run, in the order in which they run.
+struct KernelTables {
+  std::vector<ArgumentStep> steps;
+  std::vector<OutputStep> output_steps;
+  std::vector<ValueCheck> targets;
+};
+
 /// What kernels share during one run of a fragment. Belongs to the stream's thread.
 struct KernelFrame {
   std::span<Blob> blobs;
@@ -142,17 +149,21 @@ class Kernel {
     for (std::size_t line = 0; line < sizeof(Kernel) + kOwnFields; line += kCacheLine) __builtin_prefetch(at + line);
   }
   void prefetch_plan() const {
-    const char* steps = reinterpret_cast<const char*>(arguments_.steps.data());
-    const std::size_t bytes = std::min(arguments_.steps.size() * sizeof(ArgumentStep), kPrefetchMax);
+    const char* steps = reinterpret_cast<const char*>(steps_.data());
+    const std::size_t bytes = std::min(steps_.size_bytes(), kPrefetchMax);
     for (std::size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(steps + at);
-    __builtin_prefetch(outputs_.steps.data());
-    __builtin_prefetch(outputs_.targets.data());
+    __builtin_prefetch(output_steps_.data());
+    __builtin_prefetch(targets_.data());
   }
 
   const KernelInfo& info() const { return *info_; }
   const std::shared_ptr<const KernelInfo>& shared_info() const { return info_; }
+  /// While loading; pack() takes steps and targets out of them.
   const ArgumentPlan& arguments() const { return arguments_; }
   const OutputPlan& outputs() const { return outputs_; }
+  /// The loader's last step, kernel by kernel in the order in which they run: what run() reads moves into tables of the
+  /// fragment, where the next kernel's lies behind this one's. The tables have room and outlive the kernel.
+  void pack(KernelTables& tables);
   /// The loader's: this argument step is the last reader of its blob.
   void move_on_last_use(std::size_t step) { arguments_.steps[step].from = ArgumentStep::From::kLastUse; }
   /// The loader's: nobody reads this output. It is then neither kept nor checked.
@@ -195,6 +206,9 @@ class Kernel {
   std::shared_ptr<const KernelInfo> info_;
   ArgumentPlan arguments_;
   OutputPlan outputs_;
+  std::span<ArgumentStep> steps_;  // in arguments_, or in the fragment's tables; likewise the others in outputs_
+  std::span<OutputStep> output_steps_;
+  std::span<ValueCheck> targets_;
 };
 
 }  // namespace callboard::kernels

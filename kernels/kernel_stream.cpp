@@ -8,7 +8,8 @@
 
 namespace callboard::kernels {
 
-Result<std::unique_ptr<KernelStream>> KernelStream::create(DeviceBackend& backend, StreamKind kind, int threads) {
+Result<std::unique_ptr<KernelStream>> KernelStream::create(DeviceBackend& backend, StreamKind kind, int threads,
+                                                           IdleWaiting waiting) {
   std::unique_ptr<KernelStream> stream(new KernelStream);
   stream->kind_ = kind;
   CALLBOARD_ASSIGN(stream->context_, backend.make_stream(kind));
@@ -24,6 +25,8 @@ Result<std::unique_ptr<KernelStream>> KernelStream::create(DeviceBackend& backen
   options.on_exception = [name = options.name](std::string_view what) {
     log::error("stream_command_threw", "stream=" + name + " what=" + std::string(what));
   };
+  options.idle = std::move(waiting.idle);
+  options.wake = std::move(waiting.wake);
   stream->thread_ = std::make_unique<StreamThread>(std::move(options));
   return stream;
 }

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "kernels/device_backend.h"
+#include "kernels/runtime.h"
 #include "kernels/stream_thread.h"
 
 namespace callboard::kernels {
@@ -15,7 +16,10 @@ class KernelStream {
  public:
   /// `backend` must outlive the stream. `threads` counts for a compute stream only: the setting of some libraries under
   /// ATen is one for the process, and a communicate stream must not lower it.
-  static Result<std::unique_ptr<KernelStream>> create(DeviceBackend& backend, StreamKind kind, int threads);
+  /// `waiting`: how its thread waits while it has nothing to run, where it is not for its queue
+  /// (StreamThread::Options).
+  static Result<std::unique_ptr<KernelStream>> create(DeviceBackend& backend, StreamKind kind, int threads,
+                                                      IdleWaiting waiting = {});
 
   StreamKind kind() const { return kind_; }
   StreamContext& context() { return *context_; }

@@ -48,6 +48,7 @@ struct LoadedFragment {
   std::vector<BoundConstant> constants;
   std::vector<BoundState> states;
   std::uint64_t state_version = 0;  ///< runs that changed the state
+  KernelTables tables;
   std::vector<std::unique_ptr<Kernel>> kernels;
   std::vector<std::uint32_t> frees_begin;  ///< kernel i is followed by frees[frees_begin[i], frees_begin[i + 1])
   std::vector<Slot> frees;

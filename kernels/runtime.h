@@ -25,6 +25,13 @@ struct ConstantStorage {
 /// Finds a constant by content; may block with a deadline. kConstantMissing.
 using ConstantOpener = std::function<Result<ConstantStorage>(const ContentHash& hash, std::uint64_t bytes)>;
 
+/// How the compute stream's thread waits while there is nothing to run. By default for its queue; a device actor lets
+/// it wait in its loop's place, so that the message which brings work wakes the thread that does it, and no other.
+struct IdleWaiting {
+  std::function<bool(const std::function<bool()>& has_work)> idle = {};  ///< see StreamThread::Options
+  std::function<void()> wake = {};
+};
+
 struct RuntimeOptions {
   ActorId self;
   std::string kind = "cpu";        ///< device backend
@@ -34,6 +41,7 @@ struct RuntimeOptions {
   bool nan_check = false;          ///< NaN/Inf hook
   bool trace = false;              ///< trace hook armed from the start (set_trace changes it)
   bool timing = false;             ///< timing hook: totals per operator, in describe()
+  IdleWaiting waiting = {};
 };
 
 struct LoadedInfo {

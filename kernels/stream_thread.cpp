@@ -30,22 +30,43 @@ PushResult StreamThread::post(Work&& work) {
   Command command{RunWork{std::move(work)}};
   const PushResult result = queue_.try_push(std::move(command));
   if (result != PushResult::kPushed) work = std::move(std::get<RunWork>(command).work);
+  wake_if_idle();
   return result;
 }
 
+/// Sequentially consistent with serve(): either this sees that the thread idles, or the thread sees what was pushed.
+void StreamThread::wake_if_idle() {
+  if (idle_.load() && thread_.get_id() != std::this_thread::get_id()) options_.wake();
+}
+
 PushResult StreamThread::fence(std::shared_ptr<HostEvent> event) {
-  return queue_.try_push(Command{RecordFence{std::move(event)}});
+  const PushResult result = queue_.try_push(Command{RecordFence{std::move(event)}});
+  wake_if_idle();
+  return result;
 }
 
 void StreamThread::stop() {
   queue_.close();
+  wake_if_idle();
   if (!thread_.joinable()) return;
   CALLBOARD_CHECK(thread_.get_id() != std::this_thread::get_id(), "a stream cannot wait for itself");
   thread_.join();
 }
 
 void StreamThread::serve() {
-  while (std::optional<Command> command = queue_.pop_until(kNever)) execute(*command);
+  const std::function<bool()> has_work = [this] { return queue_.size() > 0 || queue_.closed(); };
+  for (;;) {
+    std::optional<Command> command = queue_.try_pop();
+    if (!command && options_.idle && !queue_.closed()) {
+      idle_.store(true);
+      const bool waited = has_work() || options_.idle(has_work);
+      idle_.store(false);
+      if (waited) continue;
+    }
+    if (!command) command = queue_.pop_until(kNever);
+    if (!command) return;
+    execute(*command);
+  }
 }
 
 void StreamThread::execute(Command& command) noexcept {

@@ -1,6 +1,7 @@
 // The thread and the bounded queue of a KernelStream, without LibTorch, so that ThreadSanitizer sees them.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -27,6 +28,10 @@ class StreamThread {
     /// Called on the new thread; must call `serve` exactly once and may hold thread-wide guards around it.
     std::function<void(const std::function<void()>& serve)> around;
     std::function<void(std::string_view what)> on_exception;  ///< on the stream's thread
+    /// On the stream's thread, when there is nothing to run: may wait until `has_work` in a way of its own, say in an
+    /// event loop's place. False where it cannot now: then the thread waits for its queue.
+    std::function<bool(const std::function<bool()>& has_work)> idle = {};
+    std::function<void()> wake = {};  ///< any thread: makes `idle` ask `has_work` again
   };
 
   explicit StreamThread(Options options);
@@ -57,8 +62,11 @@ class StreamThread {
   void serve();
   void execute(Command& command) noexcept;
 
+  void wake_if_idle();
+
   Options options_;
   BoundedQueue<Command> queue_;
+  std::atomic<bool> idle_{false};  // the thread is inside options_.idle
   std::thread thread_;
 };
 

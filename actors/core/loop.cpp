@@ -67,6 +67,7 @@ class PollLoop final : public Loop {
   void stop() override;
   bool post(Task task) override;
   bool run_soon(Task task) override;
+  bool post_lazily(Task task) override;
   bool drive(const std::function<bool()>& done, TimePoint until) override;
   void waiter_came() override;
   void waiter_went() override { waiters_.fetch_sub(1); }
@@ -86,6 +87,7 @@ class PollLoop final : public Loop {
     CALLBOARD_CHECK(!running_now_.load(std::memory_order_relaxed) || on_loop_thread(),
                     "only post(), run_soon(), drive() and stop() may be called outside the loop's turn");
   }
+  bool put(Task task, bool& first);
   void wake() noexcept;
   void wake_poller();
   void call_host();
@@ -134,6 +136,7 @@ class PollLoop final : public Loop {
 
   std::mutex mutex_;
   std::vector<Task> mailbox_;  // guarded by mutex_
+  bool lazy_ = false;          // guarded by mutex_: nobody was woken for what is in it
   bool closed_ = false;        // guarded by mutex_
   std::vector<Task> running_;  // swapped with mailbox_, so that both keep their capacity
 
@@ -222,16 +225,33 @@ void PollLoop::wake() noexcept {
   errno = saved_errno;
 }
 
-bool PollLoop::post(Task task) {
+bool PollLoop::put(Task task, bool& first) {
   if (stopping_.load(std::memory_order_acquire)) return false;
+  std::lock_guard lock(mutex_);
+  if (closed_ || mailbox_.size() >= kMailboxMax) return false;
+  first = mailbox_.empty() || lazy_;
+  lazy_ = false;
+  mailbox_.push_back(std::move(task));
+  return true;
+}
+
+bool PollLoop::post(Task task) {
   bool first = false;
-  {
-    std::lock_guard lock(mutex_);
-    if (closed_ || mailbox_.size() >= kMailboxMax) return false;
-    first = mailbox_.empty();
-    mailbox_.push_back(std::move(task));
-  }
+  if (!put(std::move(task), first)) return false;
   if (first && !on_loop_thread()) wake_poller();  // whoever has the turn looks again before it parks
+  return true;
+}
+
+bool PollLoop::post_lazily(Task task) {
+  bool first = false;
+  if (!put(std::move(task), first)) return false;
+  if (!first || on_loop_thread()) return true;
+  if (!nobody_polls_.load()) {
+    wake_poller();
+    return true;
+  }
+  std::lock_guard lock(mutex_);
+  lazy_ = !mailbox_.empty();  // the next post() wakes somebody for this one, too
   return true;
 }
 
@@ -255,12 +275,13 @@ void PollLoop::waiter_came() {
 bool PollLoop::run_soon(Task task) {
   if (on_loop_thread() || !turn_.try_lock()) return post(std::move(task));
   holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  const bool now = parked_ && !turn_wanted_.load(std::memory_order_relaxed) &&
-                   !stopping_.load(std::memory_order_acquire) && mailbox_empty();
+  const bool now =
+      parked_ && !turn_wanted_.load(std::memory_order_relaxed) && !stopping_.load(std::memory_order_acquire);
   if (!now) {
     give_turn();
     return post(std::move(task));
   }
+  run_mailbox();  // first come, first served
   run_guarded(task);
   run_before_park();
   // The poller has its timeout and its descriptors from before.
@@ -359,6 +380,7 @@ void PollLoop::run_mailbox() {
     std::lock_guard lock(mutex_);
     if (mailbox_.empty()) return;
     running_.swap(mailbox_);
+    lazy_ = false;
   }
   for (const Task& task : running_) run_guarded(task);
   running_.clear();

@@ -32,9 +32,12 @@ class Loop {
   /// Any thread: `task` runs in a turn of the loop, in order; an accepted one runs even if the loop stops before its
   /// turn. False if the loop has stopped or the mailbox (65,536) is full.
   virtual bool post(std::function<void()> task) = 0;
-  /// Any thread: like post(), but where the loop is parked and its mailbox empty the task runs on this thread, now. The
-  /// caller holds no lock that a callback of the loop takes.
+  /// Any thread: like post(), but where the loop is parked this thread runs what the mailbox holds, and then the task,
+  /// now. The caller holds no lock that a callback of the loop takes.
   virtual bool run_soon(std::function<void()> task) = 0;
+  /// Any thread: like post(), but where a thread has just driven the loop nobody is woken: it is likely to come back,
+  /// or to run_soon(); else the loop's own thread takes its place after a millisecond or two.
+  virtual bool post_lazily(std::function<void()> task) = 0;
   /// Any thread but the loop's: runs the loop's callbacks on this thread until `done` (asked in the turn; cheap, does
   /// not throw), `until` or stop(). What the loop has to do then may wait two milliseconds for its own thread. False at
   /// once where another thread drives already, or the loop does not run.

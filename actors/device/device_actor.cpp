@@ -179,6 +179,8 @@ Status DeviceActor::start_runtime() {
   runtime.check_outputs = options_.config.checks.outputs;
   runtime.nan_check = options_.config.checks.nan;
   runtime.trace = options_.config.tracing.enabled;
+  runtime.waiting.idle = [this](const std::function<bool()>& has_work) { return loop_->drive(has_work, kNever); };
+  runtime.waiting.wake = [this] { loop_->post([] {}); };
   CALLBOARD_ASSIGN(runtime_, kernels::create_device_runtime(std::move(runtime), arena_, segments_.get(),
                                                             [this](const ContentHash& hash, std::uint64_t bytes) {
                                                               return constants_->open(hash, bytes);
@@ -326,7 +328,7 @@ void DeviceActor::run_order(kernels::RunOrder order) {
     if (runtime_->load_now().queued == 0) {
       loop_->run_soon(std::move(task));
     } else {
-      loop_->post(std::move(task));
+      loop_->post_lazily(std::move(task));
     }
   };
   if (Status status = runtime_->run(std::move(order), std::move(done)); !status) {
