@@ -163,15 +163,19 @@ Status sweep(const std::string& dir, const std::string& keep = {}) {
 Result<UniqueFd> lock_directory(const std::string& dir, const std::string& name) {
   const std::string path = dir + "/" + kLockName;
   const TimePoint until = after(Clock::now(), kSweepWait);
-  for (int tries = 0; tries < 16; ++tries) {
-    CALLBOARD_TRY(make_private(dir));
+  // Those that sweep or end there may take directory and file away again and again, but not for long.
+  do {
+    if (Status made = make_private(dir); !made) {
+      struct stat info = {};
+      if (::lstat(dir.c_str(), &info) != 0 && errno == ENOENT) continue;  // gone between making and looking
+      return fail(std::move(made).error());
+    }
     UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!fd && errno == ENOENT) continue;  // the owner before us has just removed the directory
     if (!fd) return fail(ErrorCode::kPermission, "'" + path + "' cannot be opened: " + ::strerror(errno));
     if (!take_lock(fd.get())) {
       if (!owner_lives(fd.get()) && Clock::now() < until) {
         ::poll(nullptr, 0, kSweepLookMs);  // nothing tells of the end of a lock
-        --tries;
         continue;
       }
       return fail(ErrorCode::kAddressInUse,
@@ -184,7 +188,7 @@ Result<UniqueFd> lock_directory(const std::string& dir, const std::string& name)
       return fail(ErrorCode::kEnvironment, "'" + path + "' cannot be written: " + ::strerror(errno));
     }
     return fd;
-  }
+  } while (Clock::now() < until);
   return fail(ErrorCode::kAddressInUse, "'" + dir + "' is removed as fast as it is made", "try again");
 }
 

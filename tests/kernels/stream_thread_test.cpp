@@ -5,6 +5,9 @@
 #include <algorithm>
 
 #include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -143,4 +146,73 @@ TEST_CASE("many threads may post to one stream") {
     for (std::thread& poster : posters) poster.join();
   }
   CHECK(ran == 2'000);
+}
+
+namespace {
+
+/// A way of waiting of its own: what a device's stream does with its loop, on a condition variable.
+class OwnWaiting {
+ public:
+  bool wait(const std::function<bool()>& has_work) {
+    std::unique_lock lock(mutex_);
+    ++waits_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return has_work(); });
+    return true;
+  }
+  void wake() {
+    std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
+  bool waits(int times) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_until(lock, soon(), [&] { return waits_ >= times; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int waits_ = 0;  // guarded by mutex_
+};
+
+}  // namespace
+
+TEST_CASE("a stream that waits in a way of its own misses no command, fence or stop") {
+  OwnWaiting waiting;
+  std::atomic<int> ran{0};
+  {
+    StreamThread stream({.name = "stream/test",
+                         .capacity = 2'048,
+                         .around = {},
+                         .on_exception = {},
+                         .idle = [&](const std::function<bool()>& has_work) { return waiting.wait(has_work); },
+                         .wake = [&] { waiting.wake(); }});
+    for (int i = 1; i <= 200; ++i) {
+      REQUIRE(waiting.waits(1));
+      REQUIRE(stream.post([&] { ++ran; }) == PushResult::kPushed);
+      const auto fence = std::make_shared<HostEvent>();
+      REQUIRE(stream.fence(fence) == PushResult::kPushed);
+      REQUIRE(fence->wait_until(soon()));
+      REQUIRE(ran == i);
+    }
+  }
+  CHECK(ran == 200);
+}
+
+TEST_CASE("a stream whose own way of waiting is not there waits for its queue") {
+  std::atomic<int> asked{0};
+  StreamThread stream({.name = "stream/test",
+                       .capacity = 8,
+                       .around = {},
+                       .on_exception = {},
+                       .idle =
+                           [&](const std::function<bool()>&) {
+                             ++asked;
+                             return false;
+                           },
+                       .wake = [] {}});
+  const auto fence = std::make_shared<HostEvent>();
+  REQUIRE(stream.fence(fence) == PushResult::kPushed);
+  REQUIRE(fence->wait_until(soon()));
+  CHECK(asked <= 2);  // once for each time that the queue was empty: it does not spin
 }

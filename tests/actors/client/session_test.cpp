@@ -152,6 +152,21 @@ TEST_CASE("CS-1: a request without an answer expires a fixed time after its dead
   }
 }
 
+TEST_CASE("a request that gets no answer says so where the coordinator itself is silent", "[session]") {
+  auto session = Session::create();
+  session->step(Session::FromCoordinator{Beat{}}, kStart);
+  session->submit(Submit{}, kStart + 10s, kStart);
+  const bool beating = GENERATE(true, false);
+  if (beating) session->step(Session::FromCoordinator{Beat{}}, kStart + 11s);
+  const auto actions = session->step(Session::Tick{}, kStart + 10s + Session::kGiveUpAfter);
+  const auto completed = all<Session::Completed>(actions);
+  REQUIRE(completed.size() == 1);
+  REQUIRE(completed[0].outcome.error);
+  CHECK(completed[0].outcome.error->code == ErrorCode::kDeadlineExceeded);
+  const bool blames = completed[0].outcome.error->message.find("has not been heard of for 12 s") != std::string::npos;
+  CHECK(blames != beating);
+}
+
 TEST_CASE("CS-1: the loss of the coordinator ends everything at once and every later request too", "[session]") {
   auto session = Session::create();
   const RequestSeq request = submit(*session);

@@ -11,8 +11,8 @@ namespace {
 using namespace std::chrono_literals;
 using test::CoreFixture;
 using test::has;
-using test::status_of;
 using test::one_outcome;
+using test::status_of;
 
 }  // namespace
 
@@ -315,6 +315,39 @@ TEST_CASE("a full device serves the clients in turn") {
     f.finish(f.cpu0, runs[0], {CoreFixture::tensor()});
   }
   CHECK(order == "abababab");
+}
+
+TEST_CASE("runs wait while what others keep for the next device fills its credit; one alone always goes") {
+  auto options = test::core_options();
+  options.edge_bytes = GENERATE(40, 1);  // an edge of the program has 16 bytes: two of them, or not even one
+  const std::size_t at_once = options.edge_bytes == 40 ? 2 : 1;
+  CoreFixture f(options);
+  f.bring_up();
+  const ContentHash hash = f.load(test::two_stage_program(), test::two_stage_placement());
+  std::vector<RequestSeq> requests;
+  for (int i = 0; i < 5; ++i) requests.push_back(f.submit(hash));
+  std::vector<RunFragment> at0 = f.take<RunFragment>(f.cpu0);
+  std::vector<RunFragment> at1 = f.take<RunFragment>(f.cpu1);
+  REQUIRE(at0.size() == at_once);
+  const auto held = [&] {
+    const auto status = test::status_of(f);
+    for (const auto& actor : status["actors"]) {
+      if (actor["name"] == "cpu0") return actor["held_bytes"].get<std::uint64_t>();
+    }
+    return std::uint64_t{0};
+  };
+  CHECK(held() == 16 * at_once);
+  for (std::size_t done = 0; done < requests.size(); ++done) {
+    REQUIRE(done < at0.size());
+    f.finish(f.cpu0, at0[done], {});
+    CHECK(f.take<RunFragment>(f.cpu0).empty());  // the value is still there for cpu1
+    f.finish(f.cpu1, at1[done], {CoreFixture::tensor()});
+    CHECK(one_outcome(f, requests[done]).status == OutcomeStatus::kOk);
+    for (RunFragment& order : f.take<RunFragment>(f.cpu0)) at0.push_back(std::move(order));
+    for (RunFragment& order : f.take<RunFragment>(f.cpu1)) at1.push_back(std::move(order));
+  }
+  CHECK(at0.size() == requests.size());
+  CHECK(held() == 0);
 }
 
 TEST_CASE("CO-5: what exceeds a client's limit is refused and harms nobody else") {

@@ -445,5 +445,36 @@ TEST_CASE("many threads that post, run tasks themselves and drive lose nothing a
   CHECK(station.call([&] { return counted; }) == std::uint64_t{kThreads} * kRounds);
 }
 
+TEST_CASE("what is posted lazily runs in order, with the next task on this thread or with the loop's own") {
+  test::Station station;
+  Loop& loop = station.loop();
+  std::vector<int> order;  // in the loop's turn
+  const bool task_follows = GENERATE(true, false);
+  bool told = false;
+  while (!loop.drive([&] { return std::exchange(told, true); }, after(Clock::now(), test::kPatience))) {
+  }
+  // This thread has just driven: nobody polls.
+  REQUIRE(loop.post_lazily([&] { order.push_back(1); }));
+  REQUIRE(loop.post_lazily([&] { order.push_back(2); }));
+  if (task_follows) {
+    REQUIRE(loop.run_soon([&] { order.push_back(3); }));
+  } else {
+    REQUIRE(loop.post([&] { order.push_back(3); }));
+  }
+  CHECK(station.call([&] { return order; }) == std::vector<int>{1, 2, 3});
+}
+
+TEST_CASE("what is posted lazily is not forgotten when nothing follows") {
+  test::Station station;
+  Signal ran;
+  bool told = false;
+  const bool driven_before = GENERATE(true, false);
+  while (driven_before &&
+         !station.loop().drive([&] { return std::exchange(told, true); }, after(Clock::now(), test::kPatience))) {
+  }
+  REQUIRE(station.loop().post_lazily([&] { ran.set(); }));
+  CHECK(ran.comes());
+}
+
 }  // namespace
 }  // namespace callboard::actors
