@@ -16,6 +16,7 @@
 #include "actors/coordinator/coordinator_core.h"
 #include "actors/core/alarm.h"
 #include "actors/core/loop.h"
+#include "actors/core/stepper.h"
 #include "actors/core/transport.h"
 #include "messages/base/fd.h"
 #include "messages/base/log.h"
@@ -81,8 +82,7 @@ class CoordinatorActor {
   std::unique_ptr<CoordinatorCore> core_;
   std::unique_ptr<Hub> hub_;
   UniqueFd signals_;
-  std::deque<CoordinatorCore::Event> events_;  // not yet stepped; an action may add one
-  bool stepping_ = false;
+  Stepper<CoordinatorCore> stepper_;
   std::map<ActorId, UniqueFd> clients_;             // a pidfd for each client process, readable when it ends
   std::map<ActorId, std::deque<Message>> backlog_;  // what a peer's link has no room for yet
   bool flush_armed_ = false;
@@ -167,18 +167,8 @@ void CoordinatorActor::unwatch_client(const ActorId& client) {
 }
 
 void CoordinatorActor::step(CoordinatorCore::Event event) {
-  if (stepping_) {
-    events_.push_back(std::move(event));
-    return;
-  }
-  stepping_ = true;
-  for (CoordinatorCore::Action& action : core_->step(std::move(event), Clock::now())) act(std::move(action));
-  while (!events_.empty()) {
-    CoordinatorCore::Event next = std::move(events_.front());
-    events_.pop_front();
-    for (CoordinatorCore::Action& action : core_->step(std::move(next), Clock::now())) act(std::move(action));
-  }
-  stepping_ = false;
+  const auto carry_out = [this](CoordinatorCore::Action action) { act(std::move(action)); };
+  if (!stepper_.step(*core_, std::move(event), carry_out)) return;
   // A tick that comes too early only looks; moving the timer at every step would cost more.
   tick_.no_later_than(core_->next_tick());
 }

@@ -19,6 +19,7 @@
 #include "actors/core/loop.h"
 #include "actors/core/memory_lane.h"
 #include "actors/core/run_dir.h"
+#include "actors/core/stepper.h"
 #include "actors/core/transport.h"
 #include "actors/device/constant_store.h"
 #include "actors/device/device_core.h"
@@ -123,9 +124,8 @@ class DeviceActor {
   std::unique_ptr<Hub> hub_;
   std::unique_ptr<Line> coordinator_;
   std::map<ActorId, std::unique_ptr<Line>> peers_;
-  std::deque<Message> backlog_;           // for the coordinator, when its link's window is full
-  std::deque<DeviceCore::Event> events_;  // not yet stepped; an action may add one
-  bool stepping_ = false;
+  std::deque<Message> backlog_;  // for the coordinator, when its link's window is full
+  Stepper<DeviceCore> stepper_;
   std::uint64_t beats_ = 0;
   std::uint64_t finished_at_trim_ = 0;
   bool failed_ = false;
@@ -262,18 +262,8 @@ bool DeviceActor::run() {
 }
 
 void DeviceActor::step(DeviceCore::Event event) {
-  if (stepping_) {
-    events_.push_back(std::move(event));
-    return;
-  }
-  stepping_ = true;
-  for (DeviceCore::Action& action : core_->step(std::move(event), Clock::now())) act(std::move(action));
-  while (!events_.empty()) {
-    DeviceCore::Event next = std::move(events_.front());
-    events_.pop_front();
-    for (DeviceCore::Action& action : core_->step(std::move(next), Clock::now())) act(std::move(action));
-  }
-  stepping_ = false;
+  const auto carry_out = [this](DeviceCore::Action action) { act(std::move(action)); };
+  if (!stepper_.step(*core_, std::move(event), carry_out)) return;
   // A tick that comes too early only looks; moving the timer at every step would cost more.
   tick_.no_later_than(core_->next_tick());
 }
