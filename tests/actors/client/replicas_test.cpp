@@ -24,6 +24,12 @@ struct Replicated {
     program = *made;
   }
 
+  ~Replicated() {
+    for (const auto& device : devices) device->end_all();
+  }
+  Replicated(const Replicated&) = delete;
+  Replicated& operator=(const Replicated&) = delete;
+
   /// Row i is i, everywhere.
   std::shared_ptr<Future> submit(std::int64_t rows, std::optional<Duration> deadline = {}) {
     TensorRef x = rows_of(0, rows);

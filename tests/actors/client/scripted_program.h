@@ -73,6 +73,7 @@ class ScriptedProgram final : public Program {
       if (refusal_) return fail(*refusal_);
       answer = answer_;
       if (!answer) waiting_.push_back(call);
+      given_.push_back(future);
     }
     if (answer) future->end(answer(call));
     came_.notify_all();
@@ -96,6 +97,17 @@ class ScriptedProgram final : public Program {
     waiting_.pop_front();
     return call;
   }
+  /// As a client does when it closes: what nobody has ended is cancelled, and lets go of what waits for it.
+  void end_all() {
+    std::vector<std::weak_ptr<ScriptedFuture>> given;
+    {
+      std::lock_guard lock(mutex_);
+      given.swap(given_);
+    }
+    for (const auto& future : given) {
+      if (const auto open = future.lock()) open->fail_with(ErrorCode::kCancelled, "the client is closed");
+    }
+  }
   std::size_t calls() const {
     std::lock_guard lock(mutex_);
     return calls_;
@@ -108,6 +120,7 @@ class ScriptedProgram final : public Program {
   mutable std::mutex mutex_;
   std::condition_variable came_;
   std::deque<ScriptedCall> waiting_;
+  std::vector<std::weak_ptr<ScriptedFuture>> given_;
   std::function<FutureValue(const ScriptedCall&)> answer_;
   std::optional<Error> refusal_;
   std::size_t calls_ = 0;
