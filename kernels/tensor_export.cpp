@@ -8,6 +8,7 @@
 
 #include "kernels/kernel.h"
 #include "kernels/tensor_convert.h"
+#include "messages/alignment.h"
 #include "messages/base/check.h"
 #include "messages/limits.h"
 
@@ -28,12 +29,6 @@ bool is_thin(const at::Tensor& tensor, std::uint64_t touched) {
   const std::uint64_t packed = static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
   if (packed <= limits::kInlineBytesMax && touched > limits::kInlineBytesMax) return true;
   return touched / TensorExporter::kSpreadMax > packed;
-}
-
-/// How far a copy has to start off an aligned address to be aligned like its original, in bytes.
-std::size_t offset_like(const at::Tensor& tensor) {
-  const auto off = reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % limits::kAlignment;
-  return off % tensor.element_size() == 0 ? off : 0;
 }
 
 const std::byte* start_of(const at::Tensor& tensor) { return static_cast<const std::byte*>(tensor.const_data_ptr()); }
@@ -103,7 +98,7 @@ Result<std::vector<WireValue>> TensorExporter::export_tensor(at::Tensor tensor, 
     TensorHandle handle;
     handle.requires_grad = requires_grad;
     CALLBOARD_ASSIGN(handle.meta, meta_of(tensor));
-    const std::size_t offset = touched > 0 ? offset_like(tensor) : 0;
+    const std::size_t offset = touched > 0 ? offset_like(tensor.const_data_ptr(), tensor.element_size()) : 0;
     handle.meta.storage_offset = static_cast<std::int64_t>(offset / tensor.element_size());
     InlineBytes bytes;
     if (touched > 0) {
@@ -157,7 +152,7 @@ Result<std::vector<WireValue>> TensorExporter::lease(const at::Tensor& tensor, c
 Result<std::vector<WireValue>> TensorExporter::copy_in(const at::Tensor& tensor, const ExportItem& item,
                                                        StreamContext& stream, TimePoint deadline) {
   const std::uint64_t touched = touched_bytes(tensor);
-  const std::size_t offset = offset_like(tensor);
+  const std::size_t offset = offset_like(tensor.const_data_ptr(), tensor.element_size());
   CALLBOARD_ASSIGN(void* const block, own_.arena()->allocate(offset + touched));
   stream.copy(static_cast<std::byte*>(block) + offset, start_of(tensor), touched);
   Status copied = stream.wait(*stream.record(), deadline);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "actors/client/tensor_parts.h"
+#include "messages/alignment.h"
 #include "messages/limits.h"
 
 namespace callboard::actors {
@@ -49,12 +50,6 @@ Result<Touched> touched(const std::string& name, const TensorRef& tensor) {
   return Touched{start, extent - start};
 }
 
-/// How far a copy has to start off an aligned address to be aligned like its original, in bytes.
-std::size_t offset_like(const std::byte* original, DType dtype) {
-  const auto off = reinterpret_cast<std::uintptr_t>(original) % limits::kAlignment;
-  return off % dtype_size(dtype) == 0 ? off : 0;
-}
-
 class Packer {
  public:
   Packer(ClientMemory& memory, PackedInputs& packed) : memory_(memory), packed_(packed) {}
@@ -67,7 +62,7 @@ class Packer {
       inline_bytes_ += part.bytes;
       InlineBytes bytes;
       const std::byte* from = tensor.data + part.start;
-      const std::size_t offset = part.bytes > 0 ? offset_like(from, handle.meta.dtype) : 0;
+      const std::size_t offset = part.bytes > 0 ? offset_like(from, dtype_size(handle.meta.dtype)) : 0;
       if (part.bytes > 0) {
         bytes.bytes.resize(offset);
         bytes.bytes.append(reinterpret_cast<const char*>(from), part.bytes);
@@ -88,7 +83,7 @@ class Packer {
       return handle;
     }
     const std::byte* from = tensor.data + part.start;
-    const std::size_t offset = offset_like(from, handle.meta.dtype);
+    const std::size_t offset = offset_like(from, dtype_size(handle.meta.dtype));
     handle.meta.storage_offset = static_cast<std::int64_t>(offset / dtype_size(handle.meta.dtype));
     auto copied = copy(from, part.bytes, offset);
     if (!copied) {

@@ -28,6 +28,9 @@ struct Batching {
     REQUIRE(made);
     program = *made;
   }
+  ~Batching() { inner->end_all(); }
+  Batching(const Batching&) = delete;
+  Batching& operator=(const Batching&) = delete;
 
   std::shared_ptr<Future> submit(float fill, std::int64_t rows, std::optional<Duration> deadline = {},
                                  std::int64_t width = 2, std::int64_t n = 1) {
@@ -139,6 +142,7 @@ TEST_CASE("a tensor without the batch is part of what must be equal", "[batching
   const ScriptedCall call = inner->await();
   CHECK(column_of(call.inputs.at(0)) == std::vector<float>{1, 3});
   CHECK(column_of(call.inputs.at(1)) == std::vector<float>{10});
+  inner->end_all();
 }
 
 TEST_CASE("inputs are the caller's again when submit() has returned", "[batching]") {
