@@ -9,12 +9,7 @@
 namespace callboard::codec {
 namespace {
 
-struct Appender {
-  std::string& out;
-  void write(const char* data, std::size_t size) { out.append(data, size); }
-};
-
-using Packer = msgpack::packer<Appender>;
+using Packer = msgpack::packer<Writer>;
 
 // Length of the well-formed character at `at` (no overlong forms, no surrogates, at most U+10FFFF), or 0.
 std::size_t utf8_length(std::string_view text, std::size_t at) {
@@ -104,39 +99,35 @@ std::string repaired_utf8(std::string_view text) {
 // -- Writer --------------------------------------------------------------------------------------------------------
 
 void Writer::nil() {
-  Appender appender{out_};
-  Packer(appender).pack_nil();
+  Packer(*this).pack_nil();
 }
 
 void Writer::boolean(bool value) {
-  Appender appender{out_};
-  Packer packer(appender);
+  Packer packer(*this);
   value ? packer.pack_true() : packer.pack_false();
 }
 
 void Writer::integer(std::int64_t value) {
-  Appender appender{out_};
-  Packer(appender).pack_int64(value);
+  Packer(*this).pack_int64(value);
 }
 
 void Writer::natural(std::uint64_t value) {
-  Appender appender{out_};
-  Packer(appender).pack_uint64(value);
+  Packer(*this).pack_uint64(value);
 }
 
 // Not packer.pack_double(): msgpack-c may write a whole number as an integer, and 1.0 must stay a float.
 void Writer::real(double value) {
   std::uint64_t bits = 0;
   std::memcpy(&bits, &value, sizeof(bits));
-  out_ += '\xcb';
-  for (int shift = 56; shift >= 0; shift -= 8) out_ += static_cast<char>(bits >> shift);
+  char form[1 + sizeof(bits)] = {'\xcb'};
+  for (std::size_t i = 0; i < sizeof(bits); ++i) form[1 + i] = static_cast<char>(bits >> (56 - 8 * i));
+  write(form, sizeof(form));
 }
 
 void Writer::text(std::string_view value) {
   if (!is_utf8(value)) return text(repaired_utf8(value));
   longest_text_ = std::max(longest_text_, value.size());
-  Appender appender{out_};
-  Packer packer(appender);
+  Packer packer(*this);
   packer.pack_str(static_cast<std::uint32_t>(value.size()));
   packer.pack_str_body(value.data(), static_cast<std::uint32_t>(value.size()));
 }
@@ -151,22 +142,26 @@ void Writer::text_cut(std::string_view value, std::size_t bytes_max) {
 }
 
 void Writer::bytes(std::string_view value) {
-  Appender appender{out_};
-  Packer packer(appender);
+  Packer packer(*this);
   packer.pack_bin(static_cast<std::uint32_t>(value.size()));
   packer.pack_bin_body(value.data(), static_cast<std::uint32_t>(value.size()));
 }
 
 void Writer::array(std::size_t count) {
   elements_ += count;
-  Appender appender{out_};
-  Packer(appender).pack_array(static_cast<std::uint32_t>(count));
+  Packer(*this).pack_array(static_cast<std::uint32_t>(count));
 }
 
 void Writer::map(std::size_t count) {
   elements_ += 2 * count;
-  Appender appender{out_};
-  Packer(appender).pack_map(static_cast<std::uint32_t>(count));
+  Packer(*this).pack_map(static_cast<std::uint32_t>(count));
+}
+
+void Writer::grow(std::size_t size) { out_.resize(std::max(2 * out_.size(), at_ + size)); }
+
+std::string Writer::take() {
+  out_.resize(at_);
+  return std::move(out_);
 }
 
 Status Writer::check_limits() const {

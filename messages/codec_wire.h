@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,10 +20,7 @@ namespace callboard::codec {
 class Writer {
  public:
   /// `room` zero bytes are left in front (for a frame header).
-  explicit Writer(std::size_t room = 0) {
-    out_.reserve(room + 256);
-    out_.resize(room);
-  }
+  explicit Writer(std::size_t room = 0) : out_(room + kFirstBytes, '\0'), at_(room) {}
 
   void nil();
   void boolean(bool value);
@@ -39,10 +37,20 @@ class Writer {
 
   /// What a reader would refuse by its limits; kTooLarge.
   Status check_limits() const;
-  std::string take() { return std::move(out_); }
+  std::string take();
+  /// Of msgpack's packer, which hands over one to nine bytes at a time: so it is inline and counts for itself.
+  void write(const char* data, std::size_t size) {
+    if (out_.size() - at_ < size) grow(size);
+    std::memcpy(out_.data() + at_, data, size);
+    at_ += size;
+  }
 
  private:
-  std::string out_;
+  static constexpr std::size_t kFirstBytes = 256;
+  void grow(std::size_t size);
+
+  std::string out_;  // as long as there is room for
+  std::size_t at_ = 0;
   std::size_t elements_ = 0;
   std::size_t longest_text_ = 0;
 };

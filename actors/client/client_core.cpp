@@ -448,6 +448,7 @@ FutureValue ClientCore::result_on_loop(const Pending& pending, Outcome outcome) 
   auto result = std::make_shared<RequestResult>();
   result->state_version = outcome.state_version;
   const auto& outputs = pending.program->graph.outputs;
+  result->outputs.reserve(outputs.size());
   const auto wanted = static_cast<std::size_t>(std::count_if(outputs.begin(), outputs.end(), [](const auto& output) {
     return std::holds_alternative<ArgValue>(output.source);
   }));

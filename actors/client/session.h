@@ -12,6 +12,8 @@
 #include <variant>
 #include <vector>
 
+#include <boost/container/small_vector.hpp>
+
 #include "messages/base/clock.h"
 #include "messages/protocol.h"
 
@@ -55,7 +57,7 @@ class Session {
     std::vector<WireValue> values;
   };  ///< results that nobody waits for: release them
   using Action = std::variant<SendOut, Completed, Answered, InputsFree, Notify, Discard>;
-  using Actions = std::vector<Action>;
+  using Actions = boost::container::small_vector<Action, 2>;  // an outcome is two of them: no allocation for it
 
   /// The coordinator ends a request at its deadline; its word gets so much longer to arrive (CS-1).
   static constexpr Duration kGiveUpAfter = std::chrono::seconds(2);

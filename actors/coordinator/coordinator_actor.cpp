@@ -65,9 +65,9 @@ class CoordinatorActor {
   Status greet(const Hello& hello);
   void watch_client(const Hello& hello);
   void unwatch_client(const ActorId& client);
-  void step(CoordinatorCore::Event event);
-  void act(CoordinatorCore::Action action);
-  void send(const ActorId& to, Message message);
+  void step(CoordinatorCore::Event&& event);
+  void act(CoordinatorCore::Action&& action);
+  void send(const ActorId& to, Message&& message);
   /// False: the link has no room; the message is untouched.
   bool hand_over(const ActorId& to, Message& message);
   void flush();
@@ -166,14 +166,14 @@ void CoordinatorActor::unwatch_client(const ActorId& client) {
   clients_.erase(found);
 }
 
-void CoordinatorActor::step(CoordinatorCore::Event event) {
-  const auto carry_out = [this](CoordinatorCore::Action action) { act(std::move(action)); };
+void CoordinatorActor::step(CoordinatorCore::Event&& event) {
+  const auto carry_out = [this](CoordinatorCore::Action&& action) { act(std::move(action)); };
   if (!stepper_.step(*core_, std::move(event), carry_out)) return;
   // A tick that comes too early only looks; moving the timer at every step would cost more.
   tick_.no_later_than(core_->next_tick());
 }
 
-void CoordinatorActor::act(CoordinatorCore::Action action) {
+void CoordinatorActor::act(CoordinatorCore::Action&& action) {
   if (auto* out = std::get_if<CoordinatorCore::Send>(&action)) {
     send(out->to, std::move(out->message));
   } else if (const auto* forget = std::get_if<CoordinatorCore::Forget>(&action)) {
@@ -187,7 +187,7 @@ void CoordinatorActor::act(CoordinatorCore::Action action) {
   }
 }
 
-void CoordinatorActor::send(const ActorId& to, Message message) {
+void CoordinatorActor::send(const ActorId& to, Message&& message) {
   if (std::holds_alternative<Beat>(message)) {
     if (Status status = hub_->send_once(to, message); !status) log::debug("beat_not_sent", status.error().message);
     return;

@@ -104,7 +104,7 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
 
   // -- messages -------------------------------------------------------------------------------------------------------
 
-  void on(MessageFrom event, TimePoint now) {
+  void on(MessageFrom&& event, TimePoint now) {
     members_.seen(event.from, event.message, now);
     if (members_.find_client(event.from) != nullptr) {
       from_client(event.from, std::move(event.message), now);
@@ -118,7 +118,7 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
     }
   }
 
-  void from_client(const ActorId& from, Message message, TimePoint now) {
+  void from_client(const ActorId& from, Message&& message, TimePoint now) {
     if (auto* submit = std::get_if<Submit>(&message)) return runs_.submit(from, std::move(*submit), now);
     if (const auto* cancel = std::get_if<CancelRequest>(&message)) return runs_.cancel(from, cancel->request);
     if (auto* load = std::get_if<LoadProgram>(&message)) return programs_.load(from, std::move(*load), now);
@@ -127,7 +127,7 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
     if (!std::holds_alternative<Beat>(message)) unexpected(from, message);
   }
 
-  void from_device(const ActorId& from, Message message, TimePoint now) {
+  void from_device(const ActorId& from, Message&& message, TimePoint now) {
     if (auto* finished = std::get_if<FragmentFinished>(&message))
       return runs_.finished(from, std::move(*finished), now);
     if (auto* loaded = std::get_if<FragmentLoaded>(&message)) {

@@ -27,7 +27,7 @@ class CoreContext {
  public:
   explicit CoreContext(CoordinatorOptions o) : options(std::move(o)) {}
 
-  void send(const ActorId& to, Message message) { out.push_back(CoordinatorCore::Send{to, std::move(message)}); }
+  void send(const ActorId& to, Message&& message) { out.push_back(CoordinatorCore::Send{to, std::move(message)}); }
   void forget(const ActorId& peer) { out.push_back(CoordinatorCore::Forget{peer}); }
   void log(log::Level level, std::string event, std::string text) {
     out.push_back(CoordinatorCore::LogLine{level, std::move(event), std::move(text)});

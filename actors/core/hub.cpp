@@ -87,9 +87,9 @@ class ZmqHub final : public Hub {
   bool put(std::string_view routing, const Frame& frame);
   void on_ready();
   void on_frame(std::string_view routing, std::string_view bytes);
-  void on_frame_of(const PeerPtr& peer, Packet packet);
+  void on_frame_of(const PeerPtr& peer, Packet&& packet);
   void on_undecodable(std::string_view routing, std::string_view bytes, const Error& why);
-  void on_packet(const PeerPtr& peer, Packet packet);
+  void on_packet(const PeerPtr& peer, Packet&& packet);
   void on_stranger(std::string_view routing, const Packet& packet);
   void on_hello(std::string_view routing, const Hello& hello);
   Status check_hello(std::string_view routing, const Hello& hello) const;
@@ -314,7 +314,7 @@ void ZmqHub::on_frame(std::string_view routing, std::string_view bytes) {
   on_frame_of(PeerPtr(found->second), std::move(*packet));
 }
 
-void ZmqHub::on_frame_of(const PeerPtr& peer, Packet packet) {
+void ZmqHub::on_frame_of(const PeerPtr& peer, Packet&& packet) {
   const Envelope& envelope = packet.envelope;
   if (envelope.sender != peer->id || (envelope.epoch != 0 && envelope.epoch != options_.epoch)) {
     ++counters_.refused_frames;
@@ -331,7 +331,7 @@ void ZmqHub::on_undecodable(std::string_view routing, std::string_view bytes, co
   log::debug("frame_refused", why.message);
 }
 
-void ZmqHub::on_packet(const PeerPtr& peer, Packet packet) {
+void ZmqHub::on_packet(const PeerPtr& peer, Packet&& packet) {
   const auto events = events_;
   const std::weak_ptr<int> alive = alive_;
   Link::Received received = peer->channel.link.receive(std::move(packet), Clock::now());

@@ -43,7 +43,7 @@ Result<std::shared_ptr<const std::string>> Link::send_once(const Message& messag
   return std::make_shared<const std::string>(std::move(bytes));
 }
 
-Link::Received Link::receive(Packet packet, TimePoint now) {
+Link::Received Link::receive(Packet&& packet, TimePoint now) {
   Received received;
   acknowledged(packet.envelope.ack, now);
   const std::uint64_t seq = packet.envelope.seq;
@@ -75,7 +75,7 @@ Link::Received Link::receive(Packet packet, TimePoint now) {
   return received;
 }
 
-void Link::deliver(Message message, Received& received) {
+void Link::deliver(Message&& message, Received& received) {
   ++received_up_to_;
   ++received_since_ack_;
   ++counters_.received;

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include <boost/container/small_vector.hpp>
+
 #include "messages/base/clock.h"
 #include "messages/codec.h"
 #include "messages/limits.h"
@@ -46,11 +48,11 @@ class Link {
   Result<std::shared_ptr<const std::string>> send_once(const Message& message);
 
   struct Received {
-    std::vector<Message> messages;  ///< now deliverable, in order
+    boost::container::small_vector<Message, 1> messages;  ///< now deliverable, in order
     bool ack_now = false;           ///< next_due() is `now`: on_time() gives the Ack, unless a message carries it first
   };
   /// Handshake messages and beats (seq 0) come through as they are; an Ack is consumed.
-  Received receive(Packet packet, TimePoint now);
+  Received receive(Packet&& packet, TimePoint now);
 
   struct Due {
     std::vector<std::shared_ptr<const std::string>> frames;  ///< resends and a delayed Ack
@@ -73,7 +75,7 @@ class Link {
   };
   std::shared_ptr<const std::string> make_ack();
   void acknowledged(std::uint64_t up_to, TimePoint now);
-  void deliver(Message message, Received& received);
+  void deliver(Message&& message, Received& received);
   void resend_window(Due& due);
   bool resend_pending() const;
   void ack_is_on_its_way();

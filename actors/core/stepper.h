@@ -16,7 +16,7 @@ class Stepper {
   /// `act` carries out each action, and may call step() again: that event then has its turn after this one's actions.
   /// False for such a call; true when the core has seen everything, so that its next tick can be asked for.
   template <class Act>
-  bool step(Core& core, typename Core::Event event, Act act) {
+  bool step(Core& core, typename Core::Event&& event, const Act& act) {
     if (stepping_) {
       waiting_.push_back(std::move(event));
       return false;

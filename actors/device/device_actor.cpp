@@ -94,8 +94,8 @@ class DeviceActor {
 
  private:
   Status connect();
-  void step(DeviceCore::Event event);
-  void act(DeviceCore::Action action);
+  void step(DeviceCore::Event&& event);
+  void act(DeviceCore::Action&& action);
   void send_coordinator(Message message);
   void flush_coordinator();
   void send_peer(const PeerAddress& peer, const Message& message);
@@ -261,14 +261,14 @@ bool DeviceActor::run() {
   return ok;
 }
 
-void DeviceActor::step(DeviceCore::Event event) {
-  const auto carry_out = [this](DeviceCore::Action action) { act(std::move(action)); };
+void DeviceActor::step(DeviceCore::Event&& event) {
+  const auto carry_out = [this](DeviceCore::Action&& action) { act(std::move(action)); };
   if (!stepper_.step(*core_, std::move(event), carry_out)) return;
   // A tick that comes too early only looks; moving the timer at every step would cost more.
   tick_.no_later_than(core_->next_tick());
 }
 
-void DeviceActor::act(DeviceCore::Action action) {
+void DeviceActor::act(DeviceCore::Action&& action) {
   if (auto* send = std::get_if<DeviceCore::SendCoordinator>(&action)) {
     send_coordinator(std::move(send->message));
   } else if (auto* peer = std::get_if<DeviceCore::SendPeer>(&action)) {

@@ -47,7 +47,7 @@ class DeviceCoreImpl final : public DeviceCore {
 
   // -- events ---------------------------------------------------------------------------------------------------------
 
-  void on(FromCoordinator event, TimePoint now, Actions& out) {
+  void on(FromCoordinator&& event, TimePoint now, Actions& out) {
     if (auto* run = std::get_if<RunFragment>(&event.message)) return on_run(std::move(*run), now, out);
     if (auto* cancel = std::get_if<CancelRun>(&event.message)) return on_cancel(*cancel, out);
     if (auto* load = std::get_if<LoadFragment>(&event.message)) return on_load(std::move(*load), out);
@@ -64,7 +64,7 @@ class DeviceCoreImpl final : public DeviceCore {
     unexpected(event.message, "the coordinator", out);
   }
 
-  void on(FromPeer event, TimePoint now, Actions& out) {
+  void on(FromPeer&& event, TimePoint now, Actions& out) {
     if (auto* edge = std::get_if<EdgeValues>(&event.message)) return on_edge(std::move(*edge), now, out);
     if (auto* release = std::get_if<ReleaseLeases>(&event.message)) return on_release(*release, out);
     if (std::holds_alternative<Beat>(event.message)) return;
@@ -77,7 +77,7 @@ class DeviceCoreImpl final : public DeviceCore {
     out.push_back(LogLine{log::Level::kInfo, "peer_gone", event.peer.to_string()});
   }
 
-  void on(Loaded event, TimePoint, Actions& out) {
+  void on(Loaded&& event, TimePoint, Actions& out) {
     FragmentLoaded answer;
     answer.program = event.program;
     answer.fragment = event.fragment;
@@ -93,7 +93,7 @@ class DeviceCoreImpl final : public DeviceCore {
     out.push_back(SendCoordinator{std::move(answer)});
   }
 
-  void on(Finished event, TimePoint now, Actions& out) {
+  void on(Finished&& event, TimePoint now, Actions& out) {
     const auto found = runs_.find({event.run, event.fragment});
     if (found == runs_.end() || found->second.order.attempt != event.attempt) {
       drop_result(event.result, out);

@@ -34,7 +34,7 @@ FENCES = {
     "ZeroMQ": (r"^zmq\.h", r"^(actors/core/(transport|loop)[a-z_]*\.cpp|tests/actors/core/.*|tools/benchmarks/.*)$"),
     "yaml-cpp": (r"^yaml-cpp/", r"^config/[a-z_]+\.(h|cpp)$"),
     "spdlog": (r"^spdlog/", r"^messages/base/log\.cpp$"),
-    "Boost": (r"^boost/", r"^(actors/coordinator/rest_[a-z_]+\.(h|cpp)|tools/.*)$"),
+    "Boost": (r"^boost/(?!container/)", r"^(actors/coordinator/rest_[a-z_]+\.(h|cpp)|tools/.*)$"),
     "CLI11": (r"^CLI/", r"^tools/.*$"),
     "LibTorch": (r"^(torch|ATen|c10)/", r"^(kernels/(?!memory/|runtime\.h)[a-z_0-9/]+\.(h|cpp|cu)|python/.*"
                                         r"|tests/(kernels|conformance|python)/.*|tools/benchmarks/.*)$"),
