@@ -175,7 +175,8 @@ void add_supervision(std::vector<Field>& table) {
 void add_limits(std::vector<Field>& table) {
   table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::requests_per_client>(
       ranged("limits.requests_per_client", FieldType::kInt, 1, limits::kRequestsPerClientMax,
-             "Requests of one client that are accepted and not finished; more are refused as overloaded.")));
+             "Requests of one client that are on their way; submit() waits with a further one, in order, or refuses it "
+             "where it was told not to wait.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::clients>(
       ranged("limits.clients", FieldType::kInt, 1, limits::kClientsMax, "Clients that are connected at a time.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::device_fragments>(

@@ -102,6 +102,7 @@ class Runtime final : public DeviceRuntime {
   }
 
   void unload(const ContentHash& program) override {
+    profile_hook_.end(program);  // who profiled it is gone
     std::vector<std::shared_ptr<FragmentSlot>> gone;
     {
       std::lock_guard lock(mutex_);
@@ -157,6 +158,11 @@ class Runtime final : public DeviceRuntime {
 
   void set_trace(bool on) override { tracing_.store(on, std::memory_order_relaxed); }
   TraceBatch take_trace(std::size_t bytes_max) override { return trace_.take(bytes_max); }
+  Status begin_profile(const ContentHash& program) override { return profile_hook_.begin(program); }
+  void end_profile(const ContentHash& program) override { profile_hook_.end(program); }
+  Result<ProfileTimes> take_profile(const ContentHash& program, std::size_t first, std::size_t count) const override {
+    return profile_hook_.take(program, first, count);
+  }
   std::string describe() const override;
 
  private:
@@ -191,7 +197,7 @@ class Runtime final : public DeviceRuntime {
   void collect_outputs(PendingRun& run, LoadedFragment& fragment, const std::vector<at::Tensor>& states);
   bool has_large_copy(const PendingRun& run) const;
   Status export_outputs(PendingRun& run, StreamContext& stream);
-  std::vector<KernelHook*> hooks_now();
+  std::vector<KernelHook*> hooks_now(const ContentHash& program);
   // -- communicate stream
   // ----------------------------------------------------------------------------------------------
   void export_here(const PendingPtr& pending);
@@ -212,6 +218,7 @@ class Runtime final : public DeviceRuntime {
   TraceRing trace_;
   TraceHook trace_hook_{trace_};
   TimingHook timing_hook_;
+  ProfileHook profile_hook_;
   NanCheckHook nan_hook_;
   std::atomic<bool> tracing_;
   std::atomic<bool> stopping_{false};
@@ -301,7 +308,7 @@ std::shared_ptr<const Error> Runtime::compute(PendingRun& run, LoadedFragment& f
   order.run = run.order.run;
   order.symbols = run.order.symbols;
   order.control = run.control.get();
-  const std::vector<KernelHook*> hooks = hooks_now();
+  const std::vector<KernelHook*> hooks = hooks_now(run.order.program);
   order.hooks = hooks;
   order.inputs.reserve(run.order.inputs.size());
   for (std::size_t i = 0; i < run.order.inputs.size(); ++i) {
@@ -387,11 +394,12 @@ Status Runtime::export_outputs(PendingRun& run, StreamContext& stream) {
   return {};
 }
 
-std::vector<KernelHook*> Runtime::hooks_now() {
+std::vector<KernelHook*> Runtime::hooks_now(const ContentHash& program) {
   std::vector<KernelHook*> hooks;
   if (options_.nan_check) hooks.push_back(&nan_hook_);  // first: the others then hear of its refusal as a failure
   if (tracing_.load(std::memory_order_relaxed)) hooks.push_back(&trace_hook_);
   if (options_.timing) hooks.push_back(&timing_hook_);
+  if (profile_hook_.wants(program)) hooks.push_back(&profile_hook_);  // last: the others' time is not its
   return hooks;
 }
 

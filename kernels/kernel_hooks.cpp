@@ -10,6 +10,8 @@
 #include <ATen/ops/isfinite.h>
 #include <nlohmann/json.hpp>
 
+#include "messages/limits.h"
+
 namespace callboard::kernels {
 
 namespace {
@@ -134,6 +136,61 @@ void TimingHook::add(const KernelCall& call, bool failed) {
 std::map<std::string, TimingHook::Total> TimingHook::totals() const {
   std::lock_guard lock(mutex_);
   return totals_;
+}
+
+Status ProfileHook::begin(const ContentHash& program) {
+  std::lock_guard lock(mutex_);
+  if (on_.load(std::memory_order_relaxed) && program_ != program) {
+    return fail(ErrorCode::kOverloaded,
+                "program " + program_.hex().substr(0, 12) + " is being profiled on this device, one at a time is",
+                "try again when that has ended");
+  }
+  program_ = program;
+  times_.clear();
+  on_.store(true, std::memory_order_release);
+  return {};
+}
+
+void ProfileHook::end(const ContentHash& program) {
+  std::lock_guard lock(mutex_);
+  if (!on_.load(std::memory_order_relaxed) || program_ != program) return;
+  on_.store(false, std::memory_order_release);
+  times_ = {};
+}
+
+bool ProfileHook::wants(const ContentHash& program) const {
+  if (!on_.load(std::memory_order_acquire)) return false;
+  std::lock_guard lock(mutex_);
+  return on_.load(std::memory_order_relaxed) && program_ == program;
+}
+
+Result<ProfileTimes> ProfileHook::take(const ContentHash& program, std::size_t first, std::size_t count) const {
+  std::lock_guard lock(mutex_);
+  if (!on_.load(std::memory_order_relaxed) || program_ != program) {
+    return fail(ErrorCode::kProgramUnknown, "program " + program.hex().substr(0, 12) + " is not profiled here",
+                "the device may have been started again: profile anew");
+  }
+  ProfileTimes taken;
+  taken.nodes = times_.size();
+  for (std::size_t node = first; node < times_.size() && node - first < count; ++node) {
+    std::vector<std::int64_t> runs = times_[node];
+    if (!runs.empty()) std::nth_element(runs.begin(), runs.begin() + runs.size() / 2, runs.end());
+    taken.median_ns.push_back(runs.empty() ? 0 : runs[runs.size() / 2]);
+    taken.runs = std::max(taken.runs, runs.size());
+  }
+  return taken;
+}
+
+void ProfileHook::before(const KernelCall&) { start_ = Clock::now(); }
+
+std::optional<Error> ProfileHook::after(const KernelCall& call, std::span<const Blob* const>) {
+  const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_).count();
+  if (call.info->node < 0 || call.info->node >= static_cast<std::int64_t>(limits::kNodesMax)) return std::nullopt;
+  const auto node = static_cast<std::size_t>(call.info->node);
+  std::lock_guard lock(mutex_);
+  if (times_.size() <= node) times_.resize(node + 1);
+  if (times_[node].size() < kRunsMax) times_[node].push_back(ns);
+  return std::nullopt;
 }
 
 std::optional<Error> NanCheckHook::after(const KernelCall& call, std::span<const Blob* const> outputs) {

@@ -114,6 +114,32 @@ class TimingHook final : public KernelHook {
   std::map<std::string, Total> totals_;  // guarded by mutex_
 };
 
+/// How long each node of one program took, run by run: what its placement is balanced by when it was profiled.
+class ProfileHook final : public KernelHook {
+ public:
+  static constexpr std::size_t kRunsMax = 32;  ///< kept of each node; later ones are not
+
+  // -- any thread
+  /// From now on `program` is timed, afresh. kOverloaded while another program is.
+  Status begin(const ContentHash& program);
+  /// Nothing if it is another program that is timed.
+  void end(const ContentHash& program);
+  bool wants(const ContentHash& program) const;
+  /// Of the nodes from `first` on, `count` at most. kProgramUnknown if it is not timed.
+  Result<ProfileTimes> take(const ContentHash& program, std::size_t first, std::size_t count) const;
+
+  // -- the stream's thread
+  void before(const KernelCall& call) override;
+  std::optional<Error> after(const KernelCall& call, std::span<const Blob* const> outputs) override;
+
+ private:
+  TimePoint start_;
+  std::atomic<bool> on_{false};  // written under mutex_: a look without the lock
+  mutable std::mutex mutex_;
+  ContentHash program_;                           // guarded by mutex_
+  std::vector<std::vector<std::int64_t>> times_;  // guarded by mutex_; by node; bounded by kNodesMax and kRunsMax
+};
+
 /// kNanFound for the first floating-point or complex output that holds a NaN or an infinity.
 class NanCheckHook final : public KernelHook {
  public:

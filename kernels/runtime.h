@@ -76,6 +76,13 @@ struct TraceBatch {
   bool more = false;   ///< spans are left that did not fit
 };
 
+/// What profiling found of a program's nodes, by their index in the program.
+struct ProfileTimes {
+  std::vector<std::int64_t> median_ns;  ///< from the first node that was asked for; 0: it did not run
+  std::size_t nodes = 0;                ///< how many there are; the last ones that did not run are missing
+  std::size_t runs = 0;                 ///< that were timed
+};
+
 /// Owns the KernelStream threads of one device. Its methods are called from the device actor's loop thread; callbacks
 /// come on a stream's thread and must only post. Inputs are read (and their leases released through the SegmentMap)
 /// only until `done` is called.
@@ -104,6 +111,11 @@ class DeviceRuntime {
   /// The oldest spans that were not taken yet, about `bytes_max` of them as text. At most 100,000 are kept between
   /// calls; the oldest are dropped and counted.
   virtual TraceBatch take_trace(std::size_t bytes_max) = 0;
+  /// Times each node of the runs of `program` from now on, one program at a time; unload() ends it, too. See
+  /// ProfileHook.
+  virtual Status begin_profile(const ContentHash& program) = 0;
+  virtual void end_profile(const ContentHash& program) = 0;
+  virtual Result<ProfileTimes> take_profile(const ContentHash& program, std::size_t first, std::size_t count) const = 0;
   /// JSON object: backend, threads, torch version, per-operator timing where the timing hook is on, state versions.
   virtual std::string describe() const = 0;
 };

@@ -21,6 +21,8 @@ namespace {
 using Inputs = std::shared_ptr<const std::vector<ClientValue>>;
 
 constexpr Duration kMaxDelayMax = std::chrono::hours(1);
+/// Nobody tells a batched program of memory that comes free elsewhere in the client.
+constexpr Duration kLookForMemory = std::chrono::milliseconds(20);
 
 class Batcher;
 struct Group;
@@ -148,7 +150,11 @@ struct KeyPart {
 class Batcher : public std::enable_shared_from_this<Batcher> {
  public:
   Batcher(AllocateTensor allocate, std::shared_ptr<const Shape> shape, const BatchingOptions& options)
-      : allocate_(std::move(allocate)), shape_(std::move(shape)), options_(options), pid_(::getpid()) {}
+      : allocate_(std::move(allocate)),
+        shape_(std::move(shape)),
+        options_(options),
+        pid_(::getpid()),
+        unfinished_(options.max_queued) {}
   ~Batcher() { CALLBOARD_CHECK(!thread_.joinable(), "close() joined the thread before the last owner went"); }
 
   void start() {
@@ -181,30 +187,29 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
       }
       waiting.insert(waiting.end(), again_.begin(), again_.end());
       again_.clear();
+      for (const Members& members : held_up_) waiting.insert(waiting.end(), members.begin(), members.end());
+      held_up_.clear();
     }
     wake_.notify_all();
+    unfinished_.end(closed_error());
     thread_.join();
     for (const auto& member : waiting) end(member, fail(closed_error()));
   }
 
-  Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs, std::optional<Duration> deadline) {
+  Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs, const SubmitOptions& options) {
+    const std::optional<Duration>& deadline = options.deadline;
     const auto& graph = shape_->program->graph();
     // What the program refuses it refuses in its own words; a child that was forked off has no thread to wait for.
     const bool odd = inputs.size() != graph.inputs.size() || (deadline && *deadline <= Duration::zero());
-    if (odd || ::getpid() != pid_) return shape_->program->submit(inputs, deadline);
+    if (odd || ::getpid() != pid_) return shape_->program->submit(inputs, options);
     CALLBOARD_ASSIGN(BoundRequest bound, bind_request(graph, shape_->axis, inputs));
-    if (bound.rows > options_.max_batch || bound.rows < 1) return shape_->program->submit(inputs, deadline);
+    if (bound.rows > options_.max_batch || bound.rows < 1) return shape_->program->submit(inputs, options);
     const TimePoint ends =
         deadline ? after(Clock::now(), std::min<Duration>(*deadline, limits::kRequestDeadlineMax)) : kNever;
-    CALLBOARD_TRY(reserve());
-    auto own = own_inputs(inputs);
-    if (!own) {
-      release_reserved();
-      return fail(std::move(own).error());
-    }
+    CALLBOARD_ASSIGN(Inputs own, enter(inputs, options, ends));
     auto member = std::make_shared<Member>(weak_from_this(), std::move(bound), ends);
-    CALLBOARD_ASSIGN(const std::vector<std::shared_ptr<Group>> leaving, join(member, std::move(*own)));
-    for (const auto& group : leaving) run_batch(group->members);
+    CALLBOARD_ASSIGN(const std::vector<std::shared_ptr<Group>> leaving, join(member, std::move(own)));
+    for (const auto& group : leaving) send_or_hand_over(group->members);
     return member;
   }
 
@@ -215,7 +220,6 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
       std::lock_guard lock(mutex_);
       if (member->left) return;
       member->left = true;
-      --unfinished_;
       member->inputs.reset();
       if (member->deadline != kNever) expiries_.erase(member->expiry);
       if (const auto group = std::exchange(member->group, nullptr)) {
@@ -227,6 +231,7 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
         abandoned = std::exchange(batch->request, nullptr);
       }
     }
+    unfinished_.leave();
     member->set(std::move(outcome));
     if (abandoned) abandoned->cancel();
   }
@@ -243,20 +248,40 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
     return Error(ErrorCode::kCancelled, "the batched program ended before the request's batch left");
   }
 
-  Status reserve() {
-    std::lock_guard lock(mutex_);
-    if (unfinished_ >= options_.max_queued) {
-      return fail(ErrorCode::kOverloaded,
-                  "the batched program has " + std::to_string(options_.max_queued) + " requests without an outcome",
-                  "wait for some of their futures before you submit more");
-    }
-    ++unfinished_;
-    return {};
+  Error no_place() const {
+    return Error(ErrorCode::kOverloaded,
+                 "the batched program has " + std::to_string(unfinished_.taken()) +
+                     " requests without an outcome, of " + std::to_string(options_.max_queued) +
+                     " that max_queued allows",
+                 "wait for some of their futures before you submit more, or raise max_queued");
   }
 
-  void release_reserved() {
-    std::lock_guard lock(mutex_);
-    --unfinished_;
+  /// Takes a place and copies the inputs; waits for room as Program::submit() says.
+  Result<Inputs> enter(std::span<const ClientValue> inputs, const SubmitOptions& options, TimePoint ends) {
+    Result<Inputs> own = fail(ErrorCode::kInternal, "no attempt was made");
+    const auto copy = [&]() -> std::optional<Error> {
+      own = own_inputs(inputs);
+      if (own) return std::nullopt;
+      unfinished_.leave();
+      // What else is on its way here will give memory back; otherwise it is the caller's matter.
+      if (own.error().code != ErrorCode::kOutOfMemory || unfinished_.taken() == 0) return std::nullopt;
+      return own.error();
+    };
+    std::optional<Error> want = unfinished_.enter() ? copy() : no_place();
+    if (!want) return own;
+    if (!options.wait) return fail(std::move(*want));
+    if (CallbackScope::active()) return fail(refused_in_callback(std::move(*want)));
+    const TimePoint began = Clock::now();
+    Admission::Call call;
+    call.attempt = [&] { return unfinished_.take_place() ? copy() : std::optional(no_place()); };
+    call.want = std::move(want);
+    call.until = ends != kNever ? ends : after(began, limits::kRequestDeadline);
+    call.interrupted = options.interrupted;
+    call.retry = kLookForMemory;
+    if (Status waited = unfinished_.wait_in_line(std::move(call)); !waited) {
+      return fail(late_submission(std::move(waited).error(), Clock::now() - began, ends != kNever));
+    }
+    return own;
   }
 
   /// Copies, since the caller may write to its tensors as soon as submit() has returned. A request that leaves alone is
@@ -296,7 +321,7 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
     std::vector<std::shared_ptr<Group>> leaving;
     std::lock_guard lock(mutex_);
     if (closed_) {
-      --unfinished_;
+      unfinished_.leave();
       return fail(closed_error());
     }
     member->inputs = std::move(inputs);
@@ -331,8 +356,43 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
   // -- out of it
   // --------------------------------------------------------------------------------------------------------
 
-  /// Runs those of the members that have no outcome yet as one request. They are in no group; no lock is held.
-  void run_batch(const Members& members) {
+  /// On the thread of the request that filled the batch, which is to come back: where there is no room, or others were
+  /// there first, the batching thread waits.
+  void send_or_hand_over(const Members& members) {
+    {
+      std::lock_guard lock(mutex_);
+      if (!held_up_.empty() && hold_up_locked(members)) return;
+    }
+    if (run_batch(members, false)) return;
+    {
+      std::lock_guard lock(mutex_);
+      if (hold_up_locked(members)) return;
+    }
+    for (const auto& member : members) end(member, fail(closed_error()));
+  }
+
+  /// False if the batching thread has ended.
+  bool hold_up_locked(const Members& members) {
+    if (closed_) return false;
+    held_up_.push_back(members);
+    wake_before(TimePoint::min());
+    return true;
+  }
+
+  /// On the batching thread: waits for room, and ends what expires meanwhile.
+  SubmitOptions waiting_options() {
+    SubmitOptions options;
+    options.interrupted = [this] {
+      while (const std::shared_ptr<Member> member = next_expired()) end_expired(member);
+      std::lock_guard lock(mutex_);
+      return closed_;
+    };
+    return options;
+  }
+
+  /// Runs those of the members that have no outcome yet as one request. They are in no group; no lock is held. `waits`:
+  /// for room, on the batching thread. False if there is none: then nothing has happened.
+  bool run_batch(const Members& members, bool waits) {
     auto batch = std::make_shared<Batch>();
     std::vector<Inputs> inputs;
     TimePoint deadline = TimePoint::min();
@@ -347,17 +407,27 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
         deadline = std::max(deadline, member->deadline);
       }
     }
-    if (batch->members.empty()) return;
+    if (batch->members.empty()) return true;
     auto joined = join_inputs(inputs);
-    if (!joined) return fail_batch(*batch, joined.error());
-    std::optional<Duration> left;
-    if (deadline != kNever) left = std::max<Duration>(deadline - Clock::now(), std::chrono::milliseconds(1));
-    auto request = shape_->program->submit(*joined, left);
-    if (!request) return fail_batch(*batch, request.error());
+    if (!joined) {
+      fail_batch(*batch, joined.error());
+      return true;
+    }
+    SubmitOptions options = waits ? waiting_options() : SubmitOptions();
+    options.wait = waits;
+    if (deadline != kNever)
+      options.deadline = std::max<Duration>(deadline - Clock::now(), std::chrono::milliseconds(1));
+    auto request = shape_->program->submit(*joined, options);
+    if (!request) {
+      if (!waits && request.error().code == ErrorCode::kOverloaded) return false;
+      fail_batch(*batch, request.error());
+      return true;
+    }
     const bool abandoned = !send_off(batch, *request);
     // The program's own callback holds all that it needs; it goes when it has been called.
     (*request)->on_ready([self = shared_from_this(), batch, future = *request] { self->finish_batch(batch, future); });
     if (abandoned) (*request)->cancel();
+    return true;
   }
 
   /// False if every member ended meanwhile.
@@ -410,6 +480,10 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
   }
 
   void fail_batch(const Batch& batch, Error error) {
+    {
+      std::lock_guard lock(mutex_);
+      if (closed_ && error.code == ErrorCode::kCancelled) error = closed_error();
+    }
     const std::size_t count = batch.members.size();
     if (count > 1 && may_run_again(error.code)) {
       if (shape_->pure && run_again(batch)) return;
@@ -443,6 +517,20 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
     wake_.notify_all();
   }
 
+  /// The next request whose deadline is over.
+  std::shared_ptr<Member> next_expired() {
+    std::lock_guard lock(mutex_);
+    while (!expiries_.empty() && expiries_.begin()->first <= Clock::now()) {
+      if (std::shared_ptr<Member> member = expiries_.begin()->second.lock()) return member;
+      expiries_.erase(expiries_.begin());
+    }
+    return nullptr;
+  }
+
+  void end_expired(const std::shared_ptr<Member>& member) {
+    end(member, fail(ErrorCode::kDeadlineExceeded, "the request's deadline passed"));
+  }
+
   void run() {
     std::unique_lock lock(mutex_);
     while (!closed_) {
@@ -451,7 +539,15 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
         const Members alone{again_.front()};
         again_.pop_front();
         lock.unlock();
-        run_batch(alone);
+        run_batch(alone, true);
+        lock.lock();
+        continue;
+      }
+      if (!held_up_.empty()) {
+        const Members members = std::move(held_up_.front());
+        held_up_.pop_front();
+        lock.unlock();
+        run_batch(members, true);
         lock.lock();
         continue;
       }
@@ -461,20 +557,15 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
       const bool expired = !expiries_.empty() && expiries_.begin()->first <= now;
       const bool leaves = due != groups_.end() && due->second->leaves <= now;
       if (expired) {
-        const std::shared_ptr<Member> member = expiries_.begin()->second.lock();
-        if (!member) {
-          expiries_.erase(expiries_.begin());
-          continue;
-        }
         lock.unlock();
-        end(member, fail(ErrorCode::kDeadlineExceeded, "the request's deadline passed"));
+        if (const std::shared_ptr<Member> member = next_expired()) end_expired(member);
         lock.lock();
       } else if (leaves) {
         const std::shared_ptr<Group> group = due->second;
         groups_.erase(due);
         detach_locked(*group);
         lock.unlock();
-        run_batch(group->members);
+        run_batch(group->members, true);
         lock.lock();
       } else {
         parked_until_ = due != groups_.end() ? due->second->leaves : kNever;
@@ -498,11 +589,12 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
   std::mutex closing_;  // taken before mutex_
   std::mutex mutex_;
   std::condition_variable wake_;
+  Admission unfinished_;                                      // places are requests without an outcome
   bool closed_ = false;                                       // guarded by mutex_, as all below
-  std::size_t unfinished_ = 0;                                // requests without an outcome
   std::map<std::string, std::shared_ptr<Group>> groups_;      // that are not full, by key
   std::multimap<TimePoint, std::weak_ptr<Member>> expiries_;  // of requests without an outcome
   std::deque<std::shared_ptr<Member>> again_;                 // to run one by one
+  std::deque<Members> held_up_;                               // full batches for which there was no room, in order
   TimePoint parked_until_ = TimePoint::min();                 // min(): the thread is at work
   std::thread thread_;
 };
@@ -521,9 +613,11 @@ class BatchedProgramImpl final : public BatchedProgram {
   const ContentHash& id() const override { return shape_->program->id(); }
   const ProgramGraph& graph() const override { return shape_->program->graph(); }
   const std::vector<PlannedFragment>& plan() const override { return shape_->program->plan(); }
-  Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs,
-                                         std::optional<Duration> deadline) override {
-    return batcher_->submit(inputs, deadline);
+  Result<std::vector<StageReport>> stages(std::optional<Duration> deadline) const override {
+    return shape_->program->stages(deadline);
+  }
+  Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs, const SubmitOptions& options) override {
+    return batcher_->submit(inputs, options);
   }
   void close() override { batcher_->close(); }
 

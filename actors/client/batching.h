@@ -16,7 +16,7 @@ struct BatchingOptions {
   std::int64_t max_batch = 32;                        ///< rows of one batch, at least 1
   Duration max_delay = std::chrono::milliseconds(2);  ///< of the first request of a batch, before it leaves
   BatchDim dim;
-  std::size_t max_queued = limits::kRequestsPerClientMax;  ///< requests without an outcome; one more is kOverloaded
+  std::size_t max_queued = limits::kRequestsPerClientMax;  ///< requests without an outcome; one more waits
 };
 
 class BatchedProgram : public Program {
@@ -37,6 +37,10 @@ class BatchedProgram : public Program {
 /// when it returns. A request of more rows than max_batch, or of none, runs alone, at once and without waiting, if the
 /// program allows its size. Its numbers are those of the program at the batch's size, which for some kernels differ in
 /// the last bits from those at its own.
+///
+/// Room. A request that would be more than max_queued waits in submit() as SubmitOptions say, first in, first out. A
+/// batch that is full while the program has no room for it is sent by the batching thread once there is; submit() does
+/// not wait for that. What is not sent is bounded by max_queued.
 ///
 /// Results. Outputs up to limits::kInlineBytesMax are copies of the request's own; larger ones are views of the batch's
 /// result, which stays in the device's memory as long as one of them does. No two requests share an element: where an

@@ -41,8 +41,32 @@ class Future {
   virtual Result<std::shared_ptr<const RequestResult>> get() = 0;
   /// Asks the cluster to stop it. The future then ends with kCancelled, or with its result if that came first.
   virtual void cancel() = 0;
-  /// `done` runs once, on the client's loop thread (or at once if ready); it must not block, nor destroy the client.
+  /// `done` runs once, in the client's loop's turn (or at once if ready); it must not block, nor destroy the client.
+  /// submit() in it does not wait for room.
   virtual void on_ready(std::function<void()> done) = 0;
+};
+
+/// What the cluster knows of a fragment beyond its plan.
+struct StageReport {
+  struct Edge {
+    std::uint32_t to = 0;     ///< the fragment that reads what this one sends, in each run
+    std::uint64_t bytes = 0;  ///< forecast: at least so many
+    bool exact = true;        ///< always just so many
+  };
+  std::vector<Edge> edges;
+  std::uint64_t runs = 0;        ///< that the fragment finished, for all clients, since it was loaded
+  std::int64_t mean_run_ns = 0;  ///< of these, measured by its device, from the first kernel to the last result
+};
+
+/// Of one call of Program::submit().
+struct SubmitOptions {
+  /// From now on, for the wait in submit() and the request together. Without one the wait ends after
+  /// limits::kRequestDeadline, and the request at the cluster file's limits.deadline, from when it is sent.
+  std::optional<Duration> deadline = {};
+  /// Where there is no room, wait for it; false: kOverloaded or kOutOfMemory at once (for event loops).
+  bool wait = true;
+  /// Asked about every 50 ms while submit() waits, on the caller's thread; true ends it with kCancelled. For signals.
+  std::function<bool()> interrupted = {};
 };
 
 class Program {
@@ -50,13 +74,24 @@ class Program {
   virtual ~Program() = default;  ///< unloads it from the cluster once its last request has ended
   virtual const ContentHash& id() const = 0;
   virtual const ProgramGraph& graph() const = 0;
+  /// A fragment's cost is in nanoseconds if graph().annotations[kCostsAnnotation] says that it was measured.
   virtual const std::vector<PlannedFragment>& plan() const = 0;
+  /// Asks the cluster; one for each fragment of plan(), in order. By default two minutes.
+  virtual Result<std::vector<StageReport>> stages(std::optional<Duration> deadline = {}) const = 0;
   /// Checks inputs against the program (kBadInput names the input) before anything is sent. Tensors up to
   /// limits::kInlineBytesMax are copied into the message, larger ones once into the client's arena unless they lie
   /// there.
-  /// kOverloaded when too many requests are in flight.
+  ///
+  /// Back-pressure. While limits.requests_per_client requests are in flight, or requests in flight hold the memory that
+  /// large inputs need, the call waits, in line with the client's other threads, first in, first out. It parks, or
+  /// waits in the loop's place, and callbacks of other requests may run on this thread meanwhile: hold no lock that
+  /// they take. At the deadline it is kDeadlineExceeded (without one kOverloaded or kOutOfMemory) and says what was
+  /// full; the inputs stay the caller's. What waiting cannot help is refused at once: inputs beyond the client's whole
+  /// memory_limit, memory that no request in flight will give back, and a call from a callback (on_ready,
+  /// on_actor_event), since it would keep the answers waiting that it waits for. close() ends it with kCancelled, the
+  /// loss of the coordinator with a future that says so.
   virtual Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs,
-                                                 std::optional<Duration> deadline = {}) = 0;
+                                                 const SubmitOptions& options = {}) = 0;
 };
 
 /// One connection to a cluster. Thread-safe: one loop thread inside, user threads only wait on futures.

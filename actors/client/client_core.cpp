@@ -90,6 +90,7 @@ ClientCore::ClientCore(ClusterRecord record, Client::Options options)
       pid_(::getpid()),
       messenger_(shared_messenger()),
       loop_(Loop::create()),
+      admission_(std::make_shared<Admission>(std::min(record_.requests_per_client, limits::kRequestsPerClientMax))),
       session_(Session::create()) {}
 
 ClientCore::~ClientCore() {
@@ -118,7 +119,7 @@ Status ClientCore::connect() {
   }
   CALLBOARD_TRY(connected_.value());
   CALLBOARD_ASSIGN(std::unique_ptr<ClientMemory> opened,
-                   ClientMemory::connect({record_.memory_socket, self_, options_.memory_limit}));
+                   ClientMemory::connect({record_.memory_socket, self_, options_.memory_limit, admission_}));
   const std::shared_ptr<ClientMemory> memory = std::move(opened);
   std::lock_guard lock(mutex_);
   memory_ = memory;
@@ -153,6 +154,7 @@ void ClientCore::close() {
     });
     if (!posted) loop_->stop();
   }
+  admission_->end(closed_error());
   if (thread_.joinable()) thread_.join();
 }
 
@@ -181,12 +183,6 @@ Result<std::shared_ptr<ClientMemory>> ClientCore::memory() const {
 
 Result<std::shared_ptr<Future>> ClientCore::submit(std::shared_ptr<const ProgramInfo> program, PackedInputs inputs,
                                                    std::vector<std::optional<std::int64_t>> known, TimePoint deadline) {
-  if (in_flight_.fetch_add(1) >= limits::kRequestsPerClientMax) {
-    in_flight_.fetch_sub(1);
-    return fail(ErrorCode::kOverloaded,
-                "this client has " + std::to_string(limits::kRequestsPerClientMax) + " requests in flight already",
-                "wait for some of their futures before you submit more");
-  }
   auto order = std::make_shared<Order>();
   order->future = std::make_shared<FutureState>(after(deadline, Session::kGiveUpAfter + kLoopMargin), weak_from_this());
   std::shared_ptr<Future> future = order->future;
@@ -202,7 +198,7 @@ Result<std::shared_ptr<Future>> ClientCore::submit(std::shared_ptr<const Program
   // Outside the lock: it may run here and now. After close() it ends in a session that has ended.
   if (sent && !loop_->run_soon([this, order] { submit_on_loop(*order); })) sent = fail(mailbox_full());
   if (!sent) {
-    in_flight_.fetch_sub(1);
+    admission_->leave();
     return fail(std::move(sent).error());
   }
   return future;
@@ -214,19 +210,29 @@ void ClientCore::cancel(std::shared_ptr<FutureState> future) {
   static_cast<void>(post_locked([this, future] { apply_on_loop(session_->cancel(future->request)); }));
 }
 
-void ClientCore::wait(const OneShot<FutureValue>& value, TimePoint until) {
-  if (::getpid() != pid_) return;
-  const auto done = [&value] { return value.is_set(); };
+template <class Park>
+void ClientCore::wait_in_loop(const std::function<bool()>& done, const Park& park, TimePoint until) {
   while (!done()) {
     const TimePoint now = Clock::now();
     if (now >= until) return;
     if (waiters_.load() == 0 && loop_->drive(done, until)) continue;
     waiters_.fetch_add(1);
     loop_->waiter_came();
-    value.wait_until(std::min(until, after(now, kDriveAgain)));
+    park(std::min(until, after(now, kDriveAgain)));
     loop_->waiter_went();
     waiters_.fetch_sub(1);
   }
+}
+
+void ClientCore::wait(const OneShot<FutureValue>& value, TimePoint until) {
+  if (::getpid() != pid_) return;
+  wait_in_loop([&value] { return value.is_set(); }, [&value](TimePoint slice) { value.wait_until(slice); }, until);
+}
+
+Status ClientCore::wait_in_line(Admission::Call call) {
+  call.wait = [this](const std::function<bool()>& changed, const std::function<void(TimePoint)>& park,
+                     TimePoint until) { wait_in_loop(changed, park, until); };
+  return admission_->wait_in_line(std::move(call));
 }
 
 Result<Message> ClientCore::ask(Message question, TimePoint deadline) {
@@ -321,7 +327,7 @@ void ClientCore::beat_on_loop() {
   beat.count = ++beats_;
   // One that cannot go now says no less than the next one.
   static_cast<void>(line_->send_once(beat));
-  if (loop_memory_ && in_flight_.load() == 0) loop_memory_->trim();
+  if (loop_memory_ && admission_->taken() == 0) loop_memory_->trim();
   loop_->in(kBeatInterval, [this] { beat_on_loop(); });
 }
 
@@ -391,7 +397,7 @@ void ClientCore::apply_on_loop(Session::Actions actions) {
                    [this](Session::Completed& done) { complete_on_loop(done.request, std::move(done.outcome)); },
                    [this](Session::Answered& answered) { answer_on_loop(std::move(answered)); },
                    [this](Session::InputsFree& free) {
-                     if (requests_.erase(free.request) > 0) in_flight_.fetch_sub(1);
+                     if (requests_.erase(free.request) > 0) admission_->leave();
                    },
                    [this](Session::Notify& notify) {
                      std::function<void(const ActorEvent&)> callback;
@@ -399,6 +405,7 @@ void ClientCore::apply_on_loop(Session::Actions actions) {
                        std::lock_guard lock(mutex_);
                        callback = on_event_;
                      }
+                     const CallbackScope scope;
                      if (callback) callback(notify.event);
                    },
                    [this](Session::Discard& discard) { discard_on_loop(discard.values); },

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "actors/client/admission.h"
 #include "actors/client/client.h"
 #include "actors/client/client_memory.h"
 #include "actors/client/future_state.h"
@@ -49,6 +50,12 @@ class ClientCore : public FutureHost, public std::enable_shared_from_this<Client
   const ClusterRecord& record() const { return record_; }
   Result<std::shared_ptr<ClientMemory>> memory() const;
 
+  /// Places are requests on their way: taken by who submits, given back when the inputs are free.
+  Admission& admission() { return *admission_; }
+  /// `call` waits in line, the first one in the loop's place where nobody else does: what makes room comes as a
+  /// message.
+  Status wait_in_line(Admission::Call call);
+  /// Sends. The caller has taken a place, which is the request's now, or given back if this fails.
   Result<std::shared_ptr<Future>> submit(std::shared_ptr<const ProgramInfo> program, PackedInputs inputs,
                                          std::vector<std::optional<std::int64_t>> known, TimePoint deadline);
   void cancel(std::shared_ptr<FutureState> future) override;
@@ -77,6 +84,8 @@ class ClientCore : public FutureHost, public std::enable_shared_from_this<Client
   Status connect();
   Status check_usable() const;  // under mutex_
   Status post_locked(std::function<void()> task);
+  template <class Park>
+  void wait_in_loop(const std::function<bool()>& done, const Park& park, TimePoint until);
 
   void run_on_loop_thread();
   Status open_line_on_loop();
@@ -101,8 +110,8 @@ class ClientCore : public FutureHost, public std::enable_shared_from_this<Client
   const std::shared_ptr<Messenger> messenger_;
   const std::unique_ptr<Loop> loop_;
   OneShot<Status> connected_;
-  std::atomic<std::size_t> in_flight_{0};  // accepted, inputs not yet free
-  std::atomic<int> waiters_{0};            // threads that wait for a future without driving the loop
+  const std::shared_ptr<Admission> admission_;  // shared with blocks of the arena, which may outlive the client
+  std::atomic<int> waiters_{0};                 // threads that wait for a future without driving the loop
 
   mutable std::mutex mutex_;
   bool closed_ = false;                                // guarded by mutex_

@@ -91,7 +91,10 @@ void ClientMemory::trim() {
 Result<std::shared_ptr<void>> ClientMemory::allocate(std::size_t bytes) {
   CALLBOARD_ASSIGN(std::shared_ptr<kernels::Arena> from, arena());
   CALLBOARD_ASSIGN(void* const block, from->allocate(bytes == 0 ? 1 : bytes));
-  return std::shared_ptr<void>(block, [from = std::move(from)](void* pointer) { from->deallocate(pointer); });
+  return std::shared_ptr<void>(block, [from = std::move(from), line = options_.line](void* pointer) {
+    from->deallocate(pointer);
+    if (line) line->room_made();
+  });
 }
 
 std::optional<ArenaBlock> ClientMemory::find(const void* data) const {

@@ -10,6 +10,7 @@
 #include "messages/tensor_ref.h"
 #include "actors/core/memory_lane.h"
 #include "kernels/memory/arena.h"
+#include "actors/client/admission.h"
 #include "messages/base/fd.h"
 #include "messages/tensor_handle.h"
 
@@ -23,12 +24,15 @@ class ClientMemory {
     std::string socket;
     ActorId self;
     std::uint64_t memory_limit = 0;
+    std::shared_ptr<Admission> line = {};  ///< who waits for memory; told when a block goes
   };
   static Result<std::unique_ptr<ClientMemory>> connect(Options options);
   ~ClientMemory();
 
   /// A block of at least `bytes` bytes in the arena, freed with its last owner. The first call creates the arena.
   Result<std::shared_ptr<void>> allocate(std::size_t bytes);
+  /// Of the arena; 0: what the machine has left.
+  std::uint64_t memory_limit() const { return options_.memory_limit; }
   /// The part of its block that starts at `data`, without a lease. nullopt if it does not lie in the arena.
   std::optional<ArenaBlock> find(const void* data) const;
 

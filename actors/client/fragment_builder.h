@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "actors/client/client.h"
+#include "actors/client/profile.h"
 #include "messages/graph.h"
 
 namespace callboard::actors {
@@ -61,6 +62,8 @@ class FragmentBuilder {
   const ProgramGraph& graph() const { return graph_; }
   /// Checks the whole (check_program).
   Result<ProgramGraph> finish() const;
+  /// Of profile_nodes(), for the graph that finish() gives.
+  void set_costs(const NodeCosts& costs) { actors::set_costs(graph_, costs); }
   /// One for each distinct storage; valid as long as the builder.
   std::vector<ConstantBytes> constants() const;
   std::uint64_t constant_bytes() const;

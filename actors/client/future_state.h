@@ -13,6 +13,20 @@
 
 namespace callboard::actors {
 
+/// Marks a thread that runs callbacks: it has the loop's turn or is the batching thread, and what it would wait for
+/// could not come.
+class CallbackScope {
+ public:
+  CallbackScope() { ++depth_; }
+  ~CallbackScope() { --depth_; }
+  CallbackScope(const CallbackScope&) = delete;
+  CallbackScope& operator=(const CallbackScope&) = delete;
+  static bool active() { return depth_ > 0; }
+
+ private:
+  static inline thread_local int depth_ = 0;
+};
+
 /// A value that is set once. Any thread may set and wait; waits park.
 template <class T>
 class OneShot {
@@ -27,6 +41,8 @@ class OneShot {
       callbacks.swap(callbacks_);
     }
     ready_.notify_all();
+    if (callbacks.empty()) return true;
+    const CallbackScope scope;
     for (auto& callback : callbacks) callback();
     return true;
   }

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "actors/client/tensor_parts.h"
@@ -139,6 +140,19 @@ std::vector<InputDescription> describe_inputs(std::span<const ClientValue> input
   descriptions.reserve(inputs.size());
   for (const auto& input : inputs) descriptions.push_back(std::visit(Describe{}, input));
   return descriptions;
+}
+
+std::uint64_t shared_bytes(std::span<const ClientValue> inputs, const ClientMemory& memory) {
+  std::uint64_t total = 0;
+  std::set<std::pair<const std::byte*, std::uint64_t>> counted;
+  for (const auto& input : inputs) {
+    const auto* tensor = std::get_if<TensorRef>(&input);
+    if (tensor == nullptr) continue;
+    const auto part = touched({}, *tensor);
+    if (!part || part->bytes <= limits::kInlineBytesMax || memory.find(tensor->data)) continue;
+    if (counted.emplace(tensor->data + part->start, part->bytes).second) total += part->bytes;
+  }
+  return total;
 }
 
 Result<PackedInputs> pack_inputs(const ProgramGraph& graph, std::span<const ValueSpec> specs,

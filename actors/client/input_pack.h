@@ -28,6 +28,10 @@ std::vector<ValueSpec> input_specs(const ProgramGraph& graph);
 /// What bind_symbols() wants to know of them.
 std::vector<InputDescription> describe_inputs(std::span<const ClientValue> inputs);
 
+/// Bytes that pack_inputs() would put into the arena, each memory once: nothing for what lies there or travels inline.
+/// A lower bound where so many small tensors come that some do not travel inline.
+std::uint64_t shared_bytes(std::span<const ClientValue> inputs, const ClientMemory& memory);
+
 /// Runs in the caller's thread. kBadInput names the input: count, kind, dtype, rank, sizes, symbols, memory that the
 /// tensor reaches beyond. kOutOfMemory where the arena has no room.
 Result<PackedInputs> pack_inputs(const ProgramGraph& graph, std::span<const ValueSpec> specs,

@@ -72,8 +72,8 @@ class Load : public std::enable_shared_from_this<Load> {
   }
 
   Result<std::shared_ptr<Future>> submit(const std::shared_ptr<Ticket>& ticket, std::span<const ClientValue> inputs,
-                                         std::optional<Duration> deadline) const {
-    auto future = program(ticket->replica).submit(inputs, deadline);
+                                         const SubmitOptions& options) const {
+    auto future = program(ticket->replica).submit(inputs, options);
     if (!future) {
       ticket->done(future.error());
       return future;
@@ -240,22 +240,35 @@ class ReplicatedProgram final : public Program {
   const ContentHash& id() const override { return id_; }
   const ProgramGraph& graph() const override { return load_->program(0).graph(); }
   const std::vector<PlannedFragment>& plan() const override { return plan_; }
+  Result<std::vector<StageReport>> stages(std::optional<Duration> deadline) const override {
+    std::vector<StageReport> all;
+    for (std::size_t i = 0; i < load_->count(); ++i) {
+      const auto first = static_cast<std::uint32_t>(all.size());
+      CALLBOARD_ASSIGN(std::vector<StageReport> part, load_->program(i).stages(deadline));
+      for (StageReport& report : part) {
+        for (auto& edge : report.edges) edge.to += first;
+        all.push_back(std::move(report));
+      }
+    }
+    return all;
+  }
 
-  Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs,
-                                         std::optional<Duration> deadline) override {
+  Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs, const SubmitOptions& options) override {
     // A wrong count is refused in the program's own words.
-    if (!axis_ || inputs.size() != graph().inputs.size())
-      return load_->submit(load_->take(1).front(), inputs, deadline);
+    if (!axis_ || inputs.size() != graph().inputs.size()) return load_->submit(load_->take(1).front(), inputs, options);
     CALLBOARD_ASSIGN(BoundRequest bound, bind_request(graph(), *axis_, inputs));
     const std::int64_t shares = bound.rows / std::max<std::int64_t>(axis_->min, 1);
     const Load::Tickets tickets = load_->take(static_cast<std::size_t>(std::max<std::int64_t>(shares, 1)));
-    if (tickets.size() == 1) return load_->submit(tickets.front(), inputs, deadline);
-    return scatter(inputs, deadline, std::move(bound), tickets);
+    if (tickets.size() == 1) return load_->submit(tickets.front(), inputs, options);
+    return scatter(inputs, options, std::move(bound), tickets);
   }
 
  private:
-  Result<std::shared_ptr<Future>> scatter(std::span<const ClientValue> inputs, std::optional<Duration> deadline,
+  Result<std::shared_ptr<Future>> scatter(std::span<const ClientValue> inputs, const SubmitOptions& options,
                                           BoundRequest bound, const Load::Tickets& tickets) {
+    // A deadline that is over already, or that no clock can hold, is refused or cut by the first part.
+    const TimePoint until = options.deadline ? after(Clock::now(), *options.deadline) : kNever;
+    SubmitOptions part_options = options;
     std::vector<std::shared_ptr<Future>> parts;
     std::vector<std::string> names;
     const auto count = static_cast<std::int64_t>(tickets.size());
@@ -263,7 +276,7 @@ class ReplicatedProgram final : public Program {
     for (const auto& ticket : tickets) {
       const auto number = static_cast<std::int64_t>(parts.size());
       const std::int64_t rows = bound.rows / count + (number < bound.rows % count ? 1 : 0);
-      auto part = submit_part(ticket, inputs, deadline, start, rows);
+      auto part = submit_part(ticket, inputs, part_options, start, rows);
       if (!part) {
         for (const auto& earlier : parts) earlier->cancel();
         return fail(std::move(part).error());
@@ -271,6 +284,10 @@ class ReplicatedProgram final : public Program {
       parts.push_back(std::move(*part));
       names.push_back(load_->name(ticket->replica));
       start += rows;
+      // A part may have waited for room: the deadline is the whole request's.
+      if (until != kNever) {
+        part_options.deadline = std::max<Duration>(until - Clock::now(), std::chrono::milliseconds(1));
+      }
     }
     auto future = std::make_shared<ScatteredFuture>(joint_, std::move(bound), std::move(parts), std::move(names));
     future->start();
@@ -278,7 +295,7 @@ class ReplicatedProgram final : public Program {
   }
 
   Result<std::shared_ptr<Future>> submit_part(const std::shared_ptr<Load::Ticket>& ticket,
-                                              std::span<const ClientValue> inputs, std::optional<Duration> deadline,
+                                              std::span<const ClientValue> inputs, const SubmitOptions& options,
                                               std::int64_t start, std::int64_t rows) {
     std::vector<ClientValue> share;
     share.reserve(inputs.size());
@@ -295,7 +312,7 @@ class ReplicatedProgram final : public Program {
       }
       share.emplace_back(std::move(slice));
     }
-    return load_->submit(ticket, share, deadline);
+    return load_->submit(ticket, share, options);
   }
 
   /// Its bytes, from the first to the last, are mostly those of other slices.

@@ -31,6 +31,9 @@ struct ReplicaOptions {
 /// for the result first, into memory of this process alone: not the arena, since a result that is an argument of the
 /// next call may be written to while that runs. A request of one part is that replica's own, without a copy.
 ///
+/// Room. Each part waits for its own as every request does (SubmitOptions), within the one deadline; where one is
+/// refused the earlier ones are cancelled.
+///
 /// Errors. The first part that fails ends the request with its error, which names replica and device, and cancels the
 /// other parts. A replica that lost its device is left out for a second as long as another one is there.
 ///

@@ -56,7 +56,7 @@ Result<std::optional<std::string>> OperationDesk::perform(const ActorId& client,
     case OperationId::kActors:
       return std::optional(actors_json(view));
     case OperationId::kPrograms:
-      return std::optional(programs_json(view));
+      return std::optional(programs_json(view, call.text("program")));
     case OperationId::kRequests:
       return std::optional(requests_json(view));
     case OperationId::kCancel:

@@ -17,6 +17,9 @@ constexpr std::array kCancelArguments = {
     OperationArgument{"client", ArgumentKind::kText, true, "client that submitted it, as `requests` shows it", ""},
     OperationArgument{"request", ArgumentKind::kInteger, true, "number of the request within its client", ""},
 };
+constexpr std::array kProgramsArguments = {
+    OperationArgument{"program", ArgumentKind::kText, false, "only the one with this hash", ""},
+};
 constexpr std::array kWaitReadyArguments = {
     OperationArgument{"timeout_ms", ArgumentKind::kInteger, false, "give up after so long (60000)", ""},
 };
@@ -35,7 +38,7 @@ constexpr std::array kTraceArguments = {
 };
 constexpr std::array kDeviceQueryArguments = {
     OperationArgument{"device", ArgumentKind::kText, true, "whom to ask", ""},
-    OperationArgument{"name", ArgumentKind::kText, true, "what to ask: describe, memory, trace", ""},
+    OperationArgument{"name", ArgumentKind::kText, true, "what to ask: describe, memory, profile, trace", ""},
     OperationArgument{"arguments", ArgumentKind::kText, false, "a JSON object for it, as text", ""},
 };
 constexpr std::array kLogLevelArguments = {
@@ -45,7 +48,8 @@ constexpr std::array kLogLevelArguments = {
 constexpr std::array kOperations = {
     OperationSpec{OperationId::kStatus, "status", false, "the cluster at a glance", {}},
     OperationSpec{OperationId::kActors, "actors", false, "each actor's state, incarnation, load and last exit", {}},
-    OperationSpec{OperationId::kPrograms, "programs", false, "loaded programs, their fragments and users", {}},
+    OperationSpec{OperationId::kPrograms, "programs", false, "loaded programs, their fragments and users",
+                  kProgramsArguments},
     OperationSpec{OperationId::kRequests, "requests", false, "requests that wait or run", {}},
     OperationSpec{OperationId::kCancel, "cancel", true, "end a request", kCancelArguments},
     OperationSpec{OperationId::kWaitReady, "wait_ready", false, "answer when every device is ready",

@@ -210,6 +210,23 @@ class FragmentMaker {
     }
     fragment.frees = compute_frees(fragment);
     plan_.summary.push_back(summary(fragment));
+    plan_.edges.push_back(edges(fragment));
+  }
+
+  static std::vector<PlannedEdge> edges(const Fragment& fragment) {
+    std::map<std::uint32_t, PlannedEdge> by_consumer;
+    for (const FragmentOutput& out : fragment.outputs) {
+      if (out.edges.empty()) continue;
+      const ForecastBytes bytes = forecast_bytes(fragment.values.at(out.value), fragment.symbols);
+      for (const auto& edge : out.edges) {
+        PlannedEdge& sum = by_consumer.try_emplace(edge.fragment, PlannedEdge{edge.fragment}).first->second;
+        sum.bytes += bytes.least;
+        sum.exact = sum.exact && bytes.exact;
+      }
+    }
+    std::vector<PlannedEdge> result;
+    for (const auto& [to, edge] : by_consumer) result.push_back(edge);
+    return result;
   }
 
   static PlannedFragment summary(const Fragment& fragment) {

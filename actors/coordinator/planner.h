@@ -15,10 +15,18 @@ struct PlannerDevice {
   std::uint64_t memory_limit = 0;  ///< bytes; 0: unknown, not checked
 };
 
+/// What a fragment sends to another one in each run.
+struct PlannedEdge {
+  std::uint32_t to = 0;     ///< the fragment
+  std::uint64_t bytes = 0;  ///< at least so many, whatever the symbols are
+  bool exact = true;        ///< always just so many
+};
+
 struct Plan {
   ContentHash program;
   std::vector<Fragment> fragments;          ///< in topological order; edges go upwards only
   std::vector<PlannedFragment> summary;     ///< one per fragment
+  std::vector<std::vector<PlannedEdge>> edges;  ///< one list per fragment, by where they lead
   std::vector<std::vector<std::uint32_t>> input_users;  ///< per program input: fragments that read it
   /// Where each ArgValue output of the program comes from: (fragment, number among that fragment's to_client outputs).
   /// Two outputs that are the same value have the same entry.

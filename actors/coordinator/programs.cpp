@@ -5,6 +5,7 @@
 
 #include "actors/coordinator/text.h"
 #include "messages/codec.h"
+#include "messages/stage_time.h"
 
 namespace callboard::actors {
 namespace {
@@ -114,6 +115,8 @@ Result<std::unique_ptr<Program>> Programs::plan(const LoadProgram& order) const 
   CALLBOARD_ASSIGN(program->plan, plan_program(order.program, order.placement, devices));
   program->hash = program->plan.program;
   program->name = order.program.name;
+  const auto costs = order.program.annotations.find(std::string(kCostsAnnotation));
+  if (costs != order.program.annotations.end()) program->costs = costs->second;
   program->symbols = order.program.symbols.size();
   const auto& outputs = program->plan.client_outputs;
   program->outputs = outputs.size();

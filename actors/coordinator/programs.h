@@ -27,6 +27,8 @@ struct FragmentRecord {
   FragmentState state = FragmentState::kAbsent;
   std::uint32_t answers_due = 0;              ///< LoadFragments sent to this incarnation and not answered
   std::optional<Error> error;                 ///< of kBroken
+  std::uint64_t runs = 0;                     ///< that it finished without an error
+  std::int64_t run_ns = 0;                    ///< of all of them together, as the device measured it
   std::vector<std::uint32_t> program_inputs;  ///< the inputs of the program that a run brings, in the fragment's order
 };
 
@@ -38,6 +40,7 @@ struct InputSpec {
 struct Program {
   ContentHash hash;
   std::string name;
+  std::string costs;  ///< where the nodes' costs come from: kCostsAnnotation
   Plan plan;
   std::vector<InputSpec> inputs;
   std::size_t symbols = 0;

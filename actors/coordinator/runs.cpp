@@ -292,6 +292,9 @@ void Runs::finished(const ActorId& from, FragmentFinished report, TimePoint now)
                                         [](const FragmentOutput& output) { return output.to_client; });
     slot.outputs = std::move(report.outputs);
     run.state_version = std::max(run.state_version, report.state_version);
+    FragmentRecord& record = run.program->fragments[report.fragment];
+    ++record.runs;
+    record.run_ns += report.run_ns;
     if (slot.outputs.size() != static_cast<std::size_t>(expected)) {
       report.error = Error(ErrorCode::kInternal, from.to_string() + " answered " + run_name(run) + " with " +
                                                      std::to_string(slot.outputs.size()) + " values instead of " +

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "messages/codec.h"
+#include "messages/stage_time.h"
 
 namespace callboard::actors {
 namespace {
@@ -85,6 +86,13 @@ const char* fragment_state(FragmentState state) {
   return "unknown";
 }
 
+json edges_json(const std::vector<PlannedEdge>& edges) {
+  json list = json::array();
+  // Where sizes depend on data or symbols the least is said, as what it is.
+  for (const PlannedEdge& edge : edges) list.push_back({{"to", edge.to}, {"bytes", edge.bytes}, {"exact", edge.exact}});
+  return list;
+}
+
 json program_json(const Program& program) {
   json fragments = json::array();
   for (std::size_t i = 0; i < program.fragments.size(); ++i) {
@@ -99,14 +107,25 @@ json program_json(const Program& program) {
                   {"edge_bytes", plan.edge_bytes},
                   {"peak_bytes", plan.peak_bytes},
                   {"pure", plan.pure},
-                  {"random", plan.random}};
+                  {"random", plan.random},
+                  {"edges", edges_json(program.plan.edges[i])},
+                  {"time_ns", stage_time_ns(plan.cost, program.costs)},
+                  {"time_source", stage_time_source(program.costs)},
+                  {"runs", program.fragments[i].runs}};
+    const FragmentRecord& record = program.fragments[i];
+    entry["mean_run_ns"] = record.runs == 0 ? json() : json(record.run_ns / static_cast<std::int64_t>(record.runs));
     if (program.fragments[i].error) entry["error"] = program.fragments[i].error->to_string();
     fragments.push_back(std::move(entry));
   }
   json users = json::object();
   for (const auto& [client, count] : program.users) users[client.to_string()] = count;
-  return {{"program", program.hash.hex()},   {"name", program.name},     {"usable", program.usable()},
-          {"states", program.state_names()}, {"requests", program.runs}, {"users", users},
+  return {{"program", program.hash.hex()},
+          {"name", program.name},
+          {"usable", program.usable()},
+          {"costs", program.costs},
+          {"states", program.state_names()},
+          {"requests", program.runs},
+          {"users", users},
           {"fragments", fragments}};
 }
 
@@ -176,9 +195,11 @@ std::string actors_json(const StatusView& view) {
   return text_of({{"actors", actors(view)}, {"clients", clients(view)}});
 }
 
-std::string programs_json(const StatusView& view) {
+std::string programs_json(const StatusView& view, const std::string& only) {
   json list = json::array();
-  for (const auto& [hash, program] : view.programs.all()) list.push_back(program_json(*program));
+  for (const auto& [hash, program] : view.programs.all()) {
+    if (only.empty() || hash.hex() == only) list.push_back(program_json(*program));
+  }
   return text_of({{"programs", list}});
 }
 

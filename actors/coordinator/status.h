@@ -18,7 +18,8 @@ struct StatusView {
 
 std::string status_json(const StatusView& view);
 std::string actors_json(const StatusView& view);
-std::string programs_json(const StatusView& view);
+/// `only`: the hash of one of them, as hexadecimal text; empty: all.
+std::string programs_json(const StatusView& view, const std::string& only = {});
 /// The oldest 1,000.
 std::string requests_json(const StatusView& view);
 

@@ -207,7 +207,8 @@ Json to_json(const ClusterRecord& record) {
               {"epoch", record.epoch},
               {"coordinator_endpoint", record.coordinator_endpoint},
               {"memory_socket", record.memory_socket},
-              {"version", record.version}};
+              {"version", record.version},
+              {"requests_per_client", record.requests_per_client}};
 }
 
 std::optional<ClusterRecord> read_record(const std::string& dir) {
@@ -224,6 +225,7 @@ std::optional<ClusterRecord> read_record(const std::string& dir) {
     record.coordinator_endpoint = json.at("coordinator_endpoint").get<std::string>();
     record.memory_socket = json.at("memory_socket").get<std::string>();
     record.version = json.at("version").get<std::string>();
+    record.requests_per_client = json.at("requests_per_client").get<std::size_t>();
     const std::string ours = pid_namespace();
     record.foreign_pids = json.value("pid_namespace", ours) != ours;
     if (record.foreign_pids) record.node_pid = record.coordinator_pid = 0;

@@ -8,6 +8,7 @@
 #include "messages/base/error.h"
 #include "messages/base/fd.h"
 #include "messages/base/ids.h"
+#include "messages/limits.h"
 
 namespace callboard::actors {
 
@@ -24,6 +25,7 @@ struct ClusterRecord {
   std::string coordinator_endpoint;  ///< "ipc://<run dir>/coordinator.sock"
   std::string memory_socket;         ///< "<run dir>/memory.sock"
   std::string version;
+  std::size_t requests_per_client = limits::kRequestsPerClientMax;  ///< limits.requests_per_client
 };
 
 /// $CALLBOARD_RUN_DIR, else $XDG_RUNTIME_DIR/callboard, else /tmp/callboard-<uid>. Created 0700 and checked to be ours

@@ -102,6 +102,7 @@ class DeviceActor {
   void run_order(kernels::RunOrder order);
   void answer(const DeviceQuery& query);
   Result<std::string> answer_text(const DeviceQuery& query);
+  Result<nlohmann::json> answer_profile(const nlohmann::json& arguments);
   void beat();
   void trim();
   std::string description() const;
@@ -407,6 +408,32 @@ void DeviceActor::answer(const DeviceQuery& query) {
   send_coordinator(std::move(reply));
 }
 
+/// {"program": hex} and "on": true or false, or "take": the first node to tell of; {"times_ns", "nodes", "runs"}.
+Result<nlohmann::json> DeviceActor::answer_profile(const nlohmann::json& arguments) {
+  constexpr std::size_t kNodesAtOnce = 16'384;  // of their times as text, far below limits::kStringBytesMax
+  const auto refused = [](const std::string& what) {
+    return fail(ErrorCode::kMalformed, "device query 'profile': " + what);
+  };
+  if (!arguments.contains("program") || !arguments["program"].is_string()) return refused("'program' must be a text");
+  CALLBOARD_ASSIGN(const ContentHash program, ContentHash::from_hex(arguments["program"].get<std::string>()));
+  if (arguments.contains("on")) {
+    if (!arguments["on"].is_boolean()) return refused("'on' must be true or false");
+    if (arguments["on"].get<bool>()) {
+      CALLBOARD_TRY(runtime_->begin_profile(program));
+    } else {
+      runtime_->end_profile(program);
+    }
+  }
+  nlohmann::json result = nlohmann::json::object();
+  if (arguments.contains("take")) {
+    if (!arguments["take"].is_number_unsigned()) return refused("'take' must be the number of a node");
+    CALLBOARD_ASSIGN(const kernels::ProfileTimes times,
+                     runtime_->take_profile(program, arguments["take"].get<std::size_t>(), kNodesAtOnce));
+    result = {{"times_ns", times.median_ns}, {"nodes", times.nodes}, {"runs", times.runs}};
+  }
+  return result;
+}
+
 Result<std::string> DeviceActor::answer_text(const DeviceQuery& query) {
   const auto arguments = nlohmann::json::parse(query.arguments.empty() ? "{}" : query.arguments, nullptr, false);
   if (!arguments.is_object()) {
@@ -439,10 +466,13 @@ Result<std::string> DeviceActor::answer_text(const DeviceQuery& query) {
               {"segments", stats.segments},
               {"copied_in_bytes", stats.copied_in_bytes},
               {"mapped_bytes", segments_->mapped_bytes()}};
+  } else if (query.name == "profile") {
+    CALLBOARD_ASSIGN(result, answer_profile(arguments));
   } else if (query.name == "describe") {
     result = nlohmann::json::parse(runtime_->describe(), nullptr, false);
   } else {
-    return fail(ErrorCode::kUsage, "there is no device query '" + query.name + "'", "known: describe, memory, trace");
+    return fail(ErrorCode::kUsage, "there is no device query '" + query.name + "'",
+                "known: describe, memory, profile, trace");
   }
   return result.dump();
 }

@@ -168,6 +168,7 @@ Status NodeActor::prepare_directory() {
   CALLBOARD_ASSIGN(record_.coordinator_endpoint, ipc_endpoint(run_dir_.path + "/coordinator.sock"));
   record_.memory_socket = run_dir_.path + "/memory.sock";
   record_.version = options_.version;
+  record_.requests_per_client = config.limits.requests_per_client;
   return {};
 }
 

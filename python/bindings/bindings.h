@@ -85,7 +85,7 @@ DType to_dtype(const std::string& name);
 actors::ClientValue to_client_value(py::handle value, const std::string& name);
 py::object from_client_value(const actors::ClientValue& value);
 
-py::list plan_list(const std::vector<PlannedFragment>& plan);
+py::list plan_list(const actors::Program& program);
 py::list input_list(const ProgramGraph& graph);
 py::dict cluster_dict(const actors::ClusterRecord& record);
 

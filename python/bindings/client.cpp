@@ -10,9 +10,11 @@
 
 #include "actors/client/batching.h"
 #include "actors/client/lazy_future.h"
+#include "actors/client/profile.h"
 #include "actors/client/replicas.h"
 #include "messages/base/fd.h"
 #include "messages/codec.h"
+#include "messages/stage_time.h"
 #include "python/bindings/bindings.h"
 
 namespace callboard::python {
@@ -179,6 +181,16 @@ class PyFuture {
   std::atomic<bool> notified_{false};
 };
 
+std::vector<actors::ClientValue> to_client_values(const py::sequence& inputs, const ProgramGraph& graph) {
+  std::vector<actors::ClientValue> values;
+  values.reserve(inputs.size());
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const std::string name = i < graph.inputs.size() ? graph.inputs[i].name : "number " + std::to_string(i);
+    values.push_back(to_client_value(py::object(inputs[i]), name));
+  }
+  return values;
+}
+
 class PyProgram {
  public:
   /// What a program was loaded from: the file itself, since something else may come to lie at its path.
@@ -200,22 +212,41 @@ class PyProgram {
 
   const actors::Program& program() const { return *program_; }
 
-  std::unique_ptr<PyFuture> submit(py::sequence inputs, std::optional<double> deadline) const {
-    const auto& graph = program_->graph();
-    std::vector<actors::ClientValue> values;
-    values.reserve(inputs.size());
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      const std::string name = i < graph.inputs.size() ? graph.inputs[i].name : "number " + std::to_string(i);
-      values.push_back(to_client_value(py::object(inputs[i]), name));
-    }
-    const std::optional<Duration> until = to_deadline(deadline);
+  std::unique_ptr<PyFuture> submit(py::sequence inputs, std::optional<double> deadline, bool wait) const {
+    std::vector<actors::ClientValue> values = to_client_values(inputs, program_->graph());
+    const actors::SubmitOptions options{
+        .deadline = to_deadline(deadline), .wait = wait, .interrupted = interrupted_by_signal};
     auto future = without_gil([&] {
-      auto submitted = program_->submit(values, until);
+      auto submitted = program_->submit(values, options);
       values.clear();
       return submitted;
     });
+    rethrow_signal();
     drop_deferred();
     return std::make_unique<PyFuture>(value_or_raise(std::move(future)), program_, completions_);
+  }
+
+  py::list stages(std::optional<double> timeout) const {
+    const std::optional<Duration> until = to_deadline(timeout);
+    auto reports = without_gil([&] { return program_->stages(until); });
+    rethrow_signal();
+    py::list list;
+    for (const auto& report : value_or_raise(std::move(reports))) {
+      py::list edges;
+      for (const auto& edge : report.edges) {
+        py::dict one;
+        one["to"] = edge.to;
+        one["bytes"] = edge.bytes;
+        one["exact"] = edge.exact;
+        edges.append(one);
+      }
+      py::dict dict;
+      dict["edges"] = edges;
+      dict["runs"] = report.runs;
+      dict["mean_run_ns"] = report.runs > 0 ? py::object(py::int_(report.mean_run_ns)) : py::object(py::none());
+      list.append(dict);
+    }
+    return list;
   }
 
   std::unique_ptr<PyProgram> batched(std::int64_t max_batch, double max_delay, py::object dim,
@@ -354,6 +385,26 @@ class PyClient {
     }));
   }
 
+  std::string profile(PyFragmentBuilder& builder, py::sequence inputs, py::object placement, int runs,
+                      std::optional<double> timeout) {
+    const Placement where = to_placement(placement);
+    actors::ProfileOptions options;
+    options.runs = runs;
+    options.deadline = to_deadline(timeout);
+    options.interrupted = interrupted_by_signal;
+    std::vector<actors::ConstantBytes> constants;
+    const ProgramGraph graph = value_or_raise(builder.use([&](actors::FragmentBuilder& cpp) {
+      constants = cpp.constants();
+      return cpp.finish();
+    }));
+    const std::vector<actors::ClientValue> values = to_client_values(inputs, graph);
+    const actors::NodeCosts costs = call([&](actors::Client& client) {
+      return actors::profile_nodes(client, graph, constants, where, values, options);
+    });
+    builder.use([&](actors::FragmentBuilder& cpp) { cpp.set_costs(costs); });
+    return costs.note;
+  }
+
   std::string operation(const std::string& name, const std::string& arguments, std::optional<double> timeout) {
     const std::optional<Duration> until = to_deadline(timeout);
     return call([&](actors::Client& client) { return client.operation(name, arguments, until); });
@@ -419,7 +470,20 @@ void define_program(py::module_& module) {
   py::class_<PyProgram>(module, "NativeProgram")
       .def_property_readonly("id", [](const PyProgram& self) { return self.program().id().hex(); })
       .def_property_readonly("name", [](const PyProgram& self) { return self.program().graph().name; })
-      .def_property_readonly("plan", [](const PyProgram& self) { return plan_list(self.program().plan()); })
+      .def_property_readonly("plan", [](const PyProgram& self) { return plan_list(self.program()); })
+      .def_property_readonly("costs",
+                             [](const PyProgram& self) {
+                               const auto& annotations = self.program().graph().annotations;
+                               const auto found = annotations.find(std::string(kCostsAnnotation));
+                               return found == annotations.end() ? std::string() : found->second;
+                             })
+      .def_property_readonly("node_costs",
+                             [](const PyProgram& self) {
+                               std::vector<double> costs;
+                               for (const auto& node : self.program().graph().nodes) costs.push_back(node.cost);
+                               return costs;
+                             })
+      .def("stages", &PyProgram::stages, py::arg("timeout") = py::none())
       .def_property_readonly("inputs", [](const PyProgram& self) { return input_list(self.program().graph()); })
       .def_property_readonly("output_names",
                              [](const PyProgram& self) {
@@ -437,7 +501,7 @@ void define_program(py::module_& module) {
                              })
       .def_property_readonly("node_count", [](const PyProgram& self) { return self.program().graph().nodes.size(); })
       .def_property_readonly("annotations", [](const PyProgram& self) { return self.program().graph().annotations; })
-      .def("submit", &PyProgram::submit, py::arg("inputs"), py::arg("deadline") = py::none())
+      .def("submit", &PyProgram::submit, py::arg("inputs"), py::arg("deadline") = py::none(), py::arg("wait") = true)
       .def("batched", &PyProgram::batched, py::arg("max_batch"), py::arg("max_delay"), py::arg("dim"),
            py::arg("max_queued"))
       .def("close", &PyProgram::close)
@@ -467,6 +531,8 @@ void define_client(py::module_& module) {
            py::arg("timeout") = py::none())
       .def("load_replicas", &PyClient::load_replicas, py::arg("program"), py::arg("placements"),
            py::arg("scatter") = true, py::arg("dim") = 0, py::arg("timeout") = py::none())
+      .def("profile", &PyClient::profile, py::arg("program"), py::arg("inputs"), py::arg("placement") = py::none(),
+           py::arg("runs") = 5, py::arg("timeout") = py::none())
       .def("operation", &PyClient::operation, py::arg("name"), py::arg("arguments_json") = "{}",
            py::arg("timeout") = py::none())
       .def("allocate", &PyClient::allocate, py::arg("dtype"), py::arg("sizes"))

@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "messages/stage_time.h"
 #include "python/bindings/bindings.h"
 
 namespace callboard::python {
@@ -177,9 +178,12 @@ actors::ClientValue to_client_value(py::handle value, const std::string& name) {
 
 py::object from_client_value(const actors::ClientValue& value) { return std::visit(ToPython{}, value); }
 
-py::list plan_list(const std::vector<PlannedFragment>& plan) {
+py::list plan_list(const actors::Program& program) {
+  const auto& annotations = program.graph().annotations;
+  const auto found = annotations.find(std::string(kCostsAnnotation));
+  const std::string costs = found == annotations.end() ? std::string() : found->second;
   py::list list;
-  for (const auto& fragment : plan) {
+  for (const auto& fragment : program.plan()) {
     py::dict dict;
     dict["index"] = fragment.index;
     dict["device"] = fragment.device;
@@ -191,6 +195,8 @@ py::list plan_list(const std::vector<PlannedFragment>& plan) {
     dict["peak_bytes"] = fragment.peak_bytes;
     dict["pure"] = fragment.pure;
     dict["random"] = fragment.random;
+    dict["time_ns"] = stage_time_ns(fragment.cost, costs);
+    dict["time_source"] = stage_time_source(costs);
     list.append(dict);
   }
   return list;

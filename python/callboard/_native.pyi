@@ -144,6 +144,21 @@ class FragmentInfo(TypedDict):
     peak_bytes: int
     pure: bool
     random: bool
+    time_ns: float  # of one run, from the nodes' costs
+    time_source: Literal["measured", "estimated"]  # what the costs are
+
+class EdgeInfo(TypedDict):
+    to: int  # the fragment that reads it
+    bytes: int  # in each run, at least
+    exact: bool  # always so many
+
+class StageReport(TypedDict):
+    edges: list[EdgeInfo]
+    runs: int  # finished since it was loaded, for all clients
+    mean_run_ns: int | None  # of these, measured by the device; None: no runs
+
+class StageInfo(FragmentInfo, StageReport):
+    """What Program.plan() has of each fragment."""
 
 # Tensors go out as DLPack capsules ("dltensor", CPU; every dtype of torch.from_dlpack). They come in as such capsules,
 # or as raw tuples, which keep the strides of dimensions of size one:
@@ -182,6 +197,17 @@ class NativeProgram:
     @property
     def plan(self) -> list[FragmentInfo]: ...
     @property
+    def costs(self) -> str:
+        """Where the costs come from: "measured on cpu0, median of 5 runs", "estimated: why"; "" is estimated, too."""
+
+    @property
+    def node_costs(self) -> list[float]:
+        """By node; nanoseconds where they are measured."""
+
+    def stages(self, timeout: float | None = None) -> list[StageReport]:
+        """Asks the cluster; one for each fragment of `plan`."""
+
+    @property
     def inputs(self) -> list[InputInfo]: ...
     @property
     def output_names(self) -> list[str]: ...
@@ -193,9 +219,13 @@ class NativeProgram:
     def node_count(self) -> int: ...
     @property
     def annotations(self) -> dict[str, str]: ...
-    def submit(self, inputs: Sequence[InputValue], deadline: float | None = None) -> NativeFuture:
-        """Never waits for the cluster. `deadline` in seconds from now; None: the default of 120 s. A capsule given here
-        is consumed. Small tensors are copied during the call; larger ones once into shared memory, unless they came
+    def submit(
+        self, inputs: Sequence[InputValue], deadline: float | None = None, wait: bool = True
+    ) -> NativeFuture:
+        """Waits only for room, in line with other threads: for one of limits.requests_per_client places, or for memory
+        that large inputs need; `wait` False raises "overloaded" or "out_of_memory" instead, at once. `deadline` in
+        seconds from now, for the wait and the request; None: 120 s for the wait, then the cluster's own for the
+        request. A capsule given here is consumed. Small tensors are copied during the call; larger ones once into shared memory, unless they came
         from Client.allocate."""
 
     def batched(
@@ -256,6 +286,17 @@ class Client:
         timeout: float | None = None,
     ) -> NativeProgram:
         """The program once for each placement, as one: actors/client/replicas.h."""
+
+    def profile(
+        self,
+        program: FragmentBuilder,
+        inputs: Sequence[InputValue],
+        placement: PlacementDict | None = None,
+        runs: int = 5,
+        timeout: float | None = None,
+    ) -> str:
+        """Measures the nodes' costs with these inputs and sets them in `program`: actors/client/profile.h. Gives
+        NativeProgram.costs of what is loaded from it then."""
 
     def operation(self, name: str, arguments_json: str = "{}", timeout: float | None = None) -> str:
         """An entry of the coordinator's table of operations; JSON objects both ways."""

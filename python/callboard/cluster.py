@@ -82,6 +82,7 @@ class Cluster:
         replicas: int | Sequence[str] | None = None,
         batch_dim: int | Mapping[str, int] = 0,
         scatter: bool = True,
+        profile: bool = False,
         name: str | None = None,
         timeout: float | None = None,
     ) -> Program:
@@ -100,16 +101,28 @@ class Cluster:
                          {"ids": 0} names the arguments
         scatter          False: each call goes as a whole to the replica with the fewest calls on their way; it needs no
                          batch dimension
-        timeout          seconds for loading, 0.001 to 86400; by default two minutes
+        profile          True: first loads the whole module on one device, runs it a few times with the example arguments
+                         and times every operator; "auto" then balances by these times in place of estimates, and
+                         plan() shows them. What else the cluster does meanwhile is in the times. Buffers keep their
+                         initial values. A module that fits no device whole is balanced by estimates, and plan() says
+                         so. Not with replicas, which are not divided
+        timeout          seconds for loading (and as many for profiling), 0.001 to 86400; by default two minutes
         """
         # Imports of what needs torch are made where it is needed: a client that only asks for the status is quick.
         from callboard import export as exporter
+        from callboard._tensors import to_native
         from callboard.program import Program
 
         copies = None if replicas is None else _checked.replica_devices(replicas, placement, lambda: self.devices)
         dim = _checked.batch_dim(batch_dim, "batch_dim")
         divided = _checked.flag(scatter, "scatter")
         where = _checked.placement_dict(placement)
+        measured = _checked.flag(profile, "profile")
+        if measured and copies is not None:
+            raise InputError(
+                "'profile' is True together with 'replicas'; a replica is a whole program, there is nothing to balance",
+                hint="leave one of the two out",
+            )
         until = _checked.optional_duration(timeout, "timeout")
         called = str(getattr(module, "__name__", type(module).__name__))
         builder = _native.FragmentBuilder(called if name is None else _checked.text(name, "name", "a str or None"))
@@ -117,6 +130,11 @@ class Cluster:
         forward = getattr(module, "forward", module)
         with _native_errors():
             structure = exporter.build_program(exported, builder, forward=forward, dynamic_shapes=dynamic_shapes)
+            if measured:
+                names = [leaf.name for leaf in structure.leaves if leaf.index is not None]
+                values = structure.flatten(args, dict(kwargs or {}))
+                inputs = [to_native(value, label) for value, label in zip(values, names, strict=True)]
+                self._client.profile(builder, inputs, where, timeout=until)
             if copies is None:
                 native = self._client.load(builder, where, until)
             else:
@@ -288,12 +306,19 @@ class Cluster:
         return f"<Cluster {self.name}, {state}>"
 
 
-def connect(cluster: str | os.PathLike[str] = "", *, timeout: float = 10.0) -> Cluster:
-    """To a running cluster by its name or run directory; without one, to the only one that runs on this host."""
+def connect(
+    cluster: str | os.PathLike[str] = "", *, timeout: float = 10.0, memory_limit: int | None = None
+) -> Cluster:
+    """To a running cluster by its name or run directory; without one, to the only one that runs on this host.
+
+    memory_limit     bytes of shared memory for large arguments and empty(); where calls in flight hold it all, submit()
+                     waits. By default what the machine has left
+    """
     address = _checked.path(cluster, "cluster", "a cluster's name or its run directory")
     seconds = _checked.duration(timeout, "timeout")
+    limit = 0 if memory_limit is None else _checked.integer(memory_limit, "memory_limit", 1, 2**63 - 1)
     with _native_errors():
-        return Cluster(_native.Client.connect(address, seconds))
+        return Cluster(_native.Client.connect(address, seconds, limit))
 
 
 def empty(

@@ -176,7 +176,7 @@ class DeadlineExceeded(CallboardError, TimeoutError):
 
 
 class Overloaded(CallboardError):
-    """Too many calls are in flight; wait for some of them."""
+    """Too many calls are in flight: submit(wait=False) found no room, or submit() waited for it in vain."""
 
     default_code, default_name = 406, "overloaded"
 

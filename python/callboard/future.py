@@ -37,7 +37,7 @@ class TensorFuture:
 
     Keep it until the call has ended: the end of the last reference to an unfinished future cancels the call, as
     cancel() does, since nobody can ask for its result any more. Otherwise such calls would go on, keep their devices
-    busy and count as in flight, until later ones fail with Overloaded (limits.requests_per_client in the cluster file).
+    busy and count as in flight, until later ones find no room (limits.requests_per_client in the cluster file).
     So a call that is made only for what it changes in the program's buffers has its future kept, or waited for, too.
     A result that was fetched stays valid without the future.
     """

@@ -13,7 +13,7 @@ from callboard.errors import UnsupportedError, from_fields
 from callboard.future import CompletionHub, TensorFuture
 
 if TYPE_CHECKING:
-    from callboard._native import FragmentInfo, NativeFuture, NativeProgram, PlacementDict
+    from callboard._native import EdgeInfo, NativeFuture, NativeProgram, PlacementDict, StageInfo, StageReport
 
 __all__ = ["Plan", "Program"]
 
@@ -49,7 +49,7 @@ class Program:
         ones that went through another device, are copies of their own. So clone() a result before writing into it where
         another one of the same call overlaps it and must not change.
         """
-        future = self._submit(args, kwargs, None)
+        future = self._submit(args, kwargs, None, True)
         try:
             results = future.result()
         except _native.NativeError as failure:
@@ -60,11 +60,21 @@ class Program:
             raise
         return self._finish(results)
 
-    def submit(self, *args: Any, deadline: float | None = None, **kwargs: Any) -> TensorFuture:
-        """Starts it and returns at once. After `deadline` seconds (0.001 to 86400; without one: the cluster file's) the
-        call ends with DeadlineExceeded, whatever holds it up. Keep the future: without it the call is cancelled.
+    def submit(self, *args: Any, deadline: float | None = None, wait: bool = True, **kwargs: Any) -> TensorFuture:
+        """Starts it and returns without waiting for its result. After `deadline` seconds (0.001 to 86400; without one:
+        the cluster file's) the call ends with DeadlineExceeded, whatever holds it up. Keep the future: without it the
+        call is cancelled.
+
+        Back-pressure: where as many calls are in flight as the cluster allows (limits.requests_per_client), or calls
+        in flight hold the memory that large arguments need, submit() waits for room, first come, first served over all
+        threads; Ctrl-C interrupts the wait. Without room by the deadline it raises DeadlineExceeded (without a deadline
+        after two minutes Overloaded or OutOfMemory), which says what was full. `wait=False` raises Overloaded or
+        OutOfMemory at once instead: in an asyncio event loop, which submit() would hold up. There, bound the calls in
+        flight yourself (asyncio.Semaphore), or wait in a thread: `await asyncio.to_thread(program.submit, x)`.
         """
-        return TensorFuture(self._submit(args, kwargs, deadline), self._finish, self._hub)
+        return TensorFuture(
+            self._submit(args, kwargs, deadline, _checked.flag(wait, "wait")), self._finish, self._hub
+        )
 
     def batched(
         self,
@@ -81,7 +91,7 @@ class Program:
         max_delay    seconds that the first call of a batch waits for company, 0 to 3600
         dim          the batch dimension of every argument whose size there is free (dynamic_shapes, with 1 to max_batch
                      rows); where these are several sizes, {"ids": 0} names the arguments
-        max_queued   calls without an outcome; one more fails with Overloaded
+        max_queued   calls without an outcome; one more waits in submit(), as calls beyond the cluster's limit do
 
         Calls share a run if their dtypes and other sizes are equal, and so are arguments without the batch. Row i of
         every result must depend on row i of the arguments alone; results of another form are refused here, as is a
@@ -104,12 +114,14 @@ class Program:
         self._hub.close_with_client(native)
         return Program(native, self._structure, self._hub, self._builder, self._placement)
 
-    def _submit(self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None) -> NativeFuture:
+    def _submit(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], deadline: float | None, wait: bool
+    ) -> NativeFuture:
         until = _checked.optional_duration(deadline, "deadline")
         values = self._structure.flatten(args, kwargs)
         inputs = [to_native(value, name) for value, name in zip(values, self._names, strict=True)]
         try:
-            return self._native.submit(inputs, until)
+            return self._native.submit(inputs, until, wait)
         except _native.NativeError as failure:
             raise from_fields(failure.error) from None
 
@@ -127,8 +139,19 @@ class Program:
         return self._native.name
 
     def plan(self) -> Plan:
-        """What runs where; print() it."""
-        return Plan(self._native.plan, self._native.name)
+        """What runs where, and how long each part takes; print() it. Asks the cluster for what it measured so far; once
+        the connection has ended, the plan is without that.
+        """
+        fragments = self._native.plan
+        try:
+            reports = self._native.stages()
+        except _native.NativeError as failure:
+            if failure.error["name"] not in ("cancelled", "coordinator_lost"):
+                raise from_fields(failure.error) from None
+            nothing: StageReport = {"edges": [], "runs": 0, "mean_run_ns": None}
+            reports = [nothing] * len(fragments)
+        merged: list[StageInfo] = [{**part, **report} for part, report in zip(fragments, reports, strict=True)]
+        return Plan(merged, self._native.name, self._native.costs)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Program, placement and constants as one safetensors file, for cluster.load(path) and `callboard run`. The
@@ -156,17 +179,26 @@ class Program:
         return f"<Program {self.name} {self.id[:12]}, {nodes} on {devices}>"
 
 
-class Plan(Sequence["FragmentInfo"]):
-    """The fragments of a program, each a part for one device; str() is a table."""
+class Plan(Sequence["StageInfo"]):
+    """The fragments of a program, each a part for one device, as dicts: what was planned (device, node_ranges, cost,
+    time_ns, peak_bytes, …) and what the cluster reports (edges: bytes to each other fragment; runs, mean_run_ns). str()
+    is a table.
 
-    def __init__(self, fragments: list[FragmentInfo], program: str) -> None:
+    times    "measured": by a profile run, compile(profile=True); "estimated": from the operators' work, for a device of
+             10,000 million operations a second. The column "mean run" is of real runs, as the devices measured them
+    note     where the times come from, for a person
+    """
+
+    def __init__(self, fragments: list[StageInfo], program: str, costs: str = "") -> None:
         self._fragments = fragments
         self.program = program
+        self.times = fragments[0]["time_source"] if fragments else "estimated"
+        self.note = costs or "estimated from the operators' work"
 
     def __len__(self) -> int:
         return len(self._fragments)
 
-    def __iter__(self) -> Iterator[FragmentInfo]:
+    def __iter__(self) -> Iterator[StageInfo]:
         return iter(self._fragments)
 
     def __getitem__(self, index: Any) -> Any:
@@ -182,8 +214,10 @@ class Plan(Sequence["FragmentInfo"]):
                 "nodes": ", ".join(_range(first, last) for first, last in fragment["node_ranges"]),
                 "modules": _shortened(fragment["modules"]),
                 "cost": f"{100 * fragment['cost'] / total:.0f} %",
+                "time": _time(fragment["time_ns"]),
+                "mean run": _time(fragment["mean_run_ns"]),
                 "constants": _bytes(fragment["constant_bytes"]),
-                "sends": _bytes(fragment["edge_bytes"]),
+                "sends": ", ".join(_edge(edge) for edge in fragment["edges"]) or "-",
                 "peak": _bytes(fragment["peak_bytes"]),
                 "kind": "pure" if fragment["pure"] else "random" if fragment["random"] else "stateful",
             }
@@ -199,9 +233,26 @@ class Plan(Sequence["FragmentInfo"]):
         lines = ["  ".join(column.ljust(widths[column]) for column in columns)]
         lines.append("  ".join("-" * widths[column] for column in columns))
         lines.extend("  ".join(row[column].ljust(widths[column]) for column in columns) for row in rows)
+        lines.append(f"times are {self.note}")
         return "\n".join(line.rstrip() for line in lines)
 
     __repr__ = __str__
+
+
+def _time(ns: float | None) -> str:
+    if ns is None:
+        return "-"
+    value = float(ns)
+    for unit in ("ns", "us", "ms"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "ns" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.2f} s"
+
+
+def _edge(edge: EdgeInfo) -> str:
+    """ "1.5 KiB to 1"; where the size is only known from below, with a sign."""
+    return f"{'' if edge['exact'] else '>= '}{_bytes(edge['bytes'])} to {edge['to']}"
 
 
 def _range(first: int, last: int) -> str:

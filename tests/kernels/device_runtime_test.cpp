@@ -488,6 +488,38 @@ TEST_CASE("the trace has a span for each kernel while it is on") {
   CHECK(device.runtime().take_trace(1 << 20).events == "[]");
 }
 
+TEST_CASE("profiling times each node of one program, and of no other") {
+  TestDevice device;
+  const Fragment fragment = hooked("profiled", 1);
+  const Fragment other = hooked("other", 1);
+  const ContentHash& program = fragment.program;
+  CHECK(device.runtime().take_profile(program, 0, 10).error().code == ErrorCode::kProgramUnknown);
+  REQUIRE(device.runtime().begin_profile(program));
+  CHECK(device.runtime().begin_profile(other.program).error().code == ErrorCode::kOverloaded);
+  for (int i = 0; i < 3; ++i) {
+    device.run(fragment, {to_wire(at::ones({1}))});
+    device.run(other, {to_wire(at::ones({1}))});
+  }
+  const auto times = device.runtime().take_profile(program, 0, 1'000);
+  REQUIRE(times);
+  CHECK(times->runs == 3);
+  REQUIRE(times->nodes == 102);  // its two nodes are numbers 100 and 101
+  REQUIRE(times->median_ns.size() == 102);
+  CHECK(times->median_ns[101] > 0);
+  CHECK(times->median_ns[100] > 0);
+  CHECK(times->median_ns[99] == 0);
+  CHECK(device.runtime().take_profile(program, 101, 1)->median_ns.size() == 1);
+  CHECK(device.runtime().take_profile(other.program, 0, 10).error().code == ErrorCode::kProgramUnknown);
+  REQUIRE(device.runtime().begin_profile(program));  // afresh
+  CHECK(device.runtime().take_profile(program, 0, 10)->nodes == 0);
+  device.runtime().unload(program);  // ends it: another one may be profiled
+  CHECK(device.runtime().begin_profile(other.program));
+  device.runtime().end_profile(program);  // not the one that is
+  CHECK(device.runtime().take_profile(other.program, 0, 10));
+  device.runtime().end_profile(other.program);
+  CHECK_FALSE(device.runtime().take_profile(other.program, 0, 10));
+}
+
 TEST_CASE("the NaN check fails the run at the kernel that made the NaN") {
   RuntimeOptions options;
   options.nan_check = true;

@@ -264,7 +264,7 @@ class Run {
     actors::Client::Options options;
     options.cluster = flags_.cluster;
     options.interrupted = [this] { return interrupted(); };
-    CALLBOARD_ASSIGN(const auto client, actors::Client::connect(std::move(options)));
+    CALLBOARD_ASSIGN(const auto client, actors::Client::connect(options));
     auto loaded = client->load(std::move(saved_.graph), saved_.constants, std::move(saved_.placement), wait_);
     if (!loaded) {
       wrong_argument_ = !flags_.placement.empty() && loaded.error().code == ErrorCode::kBadPlacement;
@@ -272,7 +272,7 @@ class Run {
     }
     const auto program = std::move(*loaded);
     const TimePoint begun = Clock::now();
-    auto submitted = program->submit(inputs_, wait_);
+    auto submitted = program->submit(inputs_, {.deadline = wait_, .interrupted = options.interrupted});
     if (!submitted) {
       // The client compares inputs with the program before it sends anything.
       wrong_argument_ = submitted.error().code == ErrorCode::kBadInput;

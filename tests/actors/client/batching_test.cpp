@@ -35,7 +35,7 @@ struct Batching {
   std::shared_ptr<Future> submit(float fill, std::int64_t rows, std::optional<Duration> deadline = {},
                                  std::int64_t width = 2, std::int64_t n = 1) {
     const ClientValue inputs[] = {rows_of(fill, rows, width), n};
-    auto future = program->submit(inputs, deadline);
+    auto future = program->submit(inputs, {.deadline = deadline});
     REQUIRE(future);
     return *future;
   }
@@ -237,7 +237,7 @@ TEST_CASE("a request that expires ends by itself, before its batch leaves and af
   call.future->end(negated(call));
   CHECK(result_of(second) == std::vector<float>{-3});
   const ClientValue inputs[] = {rows_of(1, 1), std::int64_t{1}};
-  static_cast<void>(b.program->submit(inputs, 0s));  // the program's own matter
+  static_cast<void>(b.program->submit(inputs, {.deadline = 0s}));  // the program's own matter
   CHECK(b.inner->calls() == 2);
 }
 
@@ -293,27 +293,97 @@ TEST_CASE("what may not run again gives its error to all", "[batching]") {
 
 TEST_CASE("a batch that cannot be submitted ends all its requests", "[batching]") {
   Batching b(2);
-  b.inner->refuse(Error(ErrorCode::kOverloaded, "full"));
+  b.inner->refuse(Error(ErrorCode::kActorUnavailable, "down"));
   const auto first = b.submit(1, 1);
   const auto second = b.submit(2, 1);
-  CHECK(code_of_future(*first) == ErrorCode::kOverloaded);
-  CHECK(code_of_future(*second) == ErrorCode::kOverloaded);
+  CHECK(code_of_future(*first) == ErrorCode::kActorUnavailable);
+  CHECK(code_of_future(*second) == ErrorCode::kActorUnavailable);
   CHECK(b.inner->calls() == 1);
 }
 
-TEST_CASE("more requests than max_queued are refused, until one has ended", "[batching]") {
+TEST_CASE("a full batch without room is sent by the batching thread once there is, in order", "[batching]") {
+  Batching b(2);
+  b.inner->full(true);
+  std::vector<std::shared_ptr<Future>> futures;
+  for (int i = 1; i <= 6; ++i) futures.push_back(b.submit(static_cast<float>(i), 1));  // does not wait
+  const auto hasty = b.submit(7, 1, 1ms);
+  CHECK(code_of_future(*hasty) == ErrorCode::kDeadlineExceeded);  // also while the batching thread waits
+  b.inner->full(false);
+  for (int i = 0; i < 3; ++i) {
+    const ScriptedCall call = b.inner->await();
+    const auto fill = static_cast<float>(2 * i + 1);
+    CHECK(column_of(call.inputs.at(0)) == std::vector<float>{fill, fill + 1});
+    call.future->end(negated(call));
+  }
+  for (int i = 1; i <= 6; ++i) {
+    CHECK(result_of(futures[static_cast<std::size_t>(i) - 1]) == std::vector<float>{static_cast<float>(-i)});
+  }
+}
+
+TEST_CASE("the end of a batched program ends batches that have no room", "[batching]") {
+  Batching b(2);
+  b.inner->full(true);
+  const auto first = b.submit(1, 1);
+  const auto second = b.submit(2, 1);
+  const auto third = b.submit(3, 1);
+  const auto fourth = b.submit(4, 1);
+  b.inner->await_waiting();
+  std::dynamic_pointer_cast<BatchedProgram>(b.program)->close();
+  for (const auto& future : {first, second, third, fourth}) {
+    const FutureValue value = future->get();
+    REQUIRE_FALSE(value);
+    CHECK(value.error().code == ErrorCode::kCancelled);
+    CHECK(value.error().message.find("batched program ended") != std::string::npos);
+  }
+}
+
+TEST_CASE("more requests than max_queued wait, or are refused, until one has ended", "[batching]") {
   Batching b(2, kLong, 3);
   const auto first = b.submit(1, 1);
   const auto second = b.submit(2, 1);
   const auto third = b.submit(3, 1);
   const ClientValue inputs[] = {rows_of(4, 1), std::int64_t{1}};
-  const auto refused = b.program->submit(inputs);
+  const auto refused = b.program->submit(inputs, {.wait = false});
   REQUIRE_FALSE(refused);
   CHECK(refused.error().code == ErrorCode::kOverloaded);
+  CHECK(refused.error().message.find("3 requests without an outcome, of 3") != std::string::npos);
+  const auto late = b.program->submit(inputs, {.deadline = 1ms});
+  REQUIRE_FALSE(late);
+  CHECK(late.error().code == ErrorCode::kDeadlineExceeded);
+  REQUIRE(late.error().causes.size() == 1);
+  CHECK(late.error().causes[0].code == ErrorCode::kOverloaded);
+  // The batch of the first two ends while a fourth request waits.
+  bool asked = false;
+  SubmitOptions waits;
+  waits.interrupted = [&] {
+    if (std::exchange(asked, true)) return false;
+    const ScriptedCall call = b.inner->await();
+    call.future->end(negated(call));
+    return false;
+  };
+  REQUIRE(b.program->submit(inputs, waits));
+  CHECK(asked);
+  CHECK(column_of(b.inner->await().inputs.at(0)) == std::vector<float>{3, 4});
+}
+
+TEST_CASE("a callback's request beyond max_queued is refused, not waited for", "[batching]") {
+  Batching b(1, kLong, 1);
+  const auto first = b.submit(1, 1);
+  std::optional<Error> refusal;
+  bool accepted = false;
+  first->on_ready([&] {
+    const ClientValue inputs[] = {rows_of(2, 1), std::int64_t{1}};
+    const auto room = b.program->submit(inputs);  // the first one has its outcome: there is room for one
+    accepted = room.has_value();
+    const auto none = b.program->submit(inputs);
+    if (!none) refusal = none.error();
+  });
   const ScriptedCall call = b.inner->await();
   call.future->end(negated(call));
-  REQUIRE(b.program->submit(inputs));
-  CHECK(column_of(b.inner->await().inputs.at(0)) == std::vector<float>{3, 4});
+  CHECK(accepted);
+  REQUIRE(refusal);
+  CHECK(refusal->code == ErrorCode::kOverloaded);
+  CHECK(refusal->message.find("callback") != std::string::npos);
 }
 
 TEST_CASE("the end of a batched program cancels what waits, and what has left goes on", "[batching]") {
@@ -420,7 +490,7 @@ TEST_CASE("many threads get their own rows, whatever batches they meet in", "[ba
         const ClientValue inputs[] = {rows_of(fill, rows, 1 + round % 3), std::int64_t{1}};
         const bool hasty = round % 11 == 5;
         const bool fickle = round % 7 == 3;
-        auto future = b.program->submit(inputs, hasty ? std::optional<Duration>(500us) : std::nullopt);
+        auto future = b.program->submit(inputs, {.deadline = hasty ? std::optional<Duration>(500us) : std::nullopt});
         if (future && fickle) (*future)->cancel();
         const FutureValue value = future ? (*future)->get() : FutureValue(fail(future.error()));
         if (!value && fickle && value.error().code == ErrorCode::kCancelled) continue;

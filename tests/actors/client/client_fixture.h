@@ -75,9 +75,11 @@ struct Connected {
   std::shared_ptr<Program> program;
   std::vector<float> values = std::vector<float>(8, 1.5f);
 
-  explicit Connected(FakeCluster::Options fake = {}) : cluster(std::move(fake)) {
+  explicit Connected(FakeCluster::Options fake = {}, std::uint64_t memory_limit = 0) : cluster(std::move(fake)) {
     cluster.on_message(answer_load);
-    auto connected = Client::connect(options());
+    Client::Options wanted = options();
+    wanted.memory_limit = memory_limit;
+    auto connected = Client::connect(std::move(wanted));
     REQUIRE(connected);
     client = std::move(*connected);
     auto loaded = client->load(example_graph(), {}, {});
@@ -87,7 +89,7 @@ struct Connected {
 
   std::shared_ptr<Future> submit(std::optional<Duration> deadline = {}) {
     const ClientValue inputs[] = {tensor(values, {2, 4}), std::int64_t{1}};
-    auto future = program->submit(inputs, deadline);
+    auto future = program->submit(inputs, {.deadline = deadline});
     REQUIRE(future);
     return *future;
   }

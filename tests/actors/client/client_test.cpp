@@ -88,7 +88,7 @@ TEST_CASE("wrong inputs are refused before anything is sent, by name", "[client]
     CHECK(c.refusal({far, n}, "'x'") == ErrorCode::kBadInput);
   }
   const ClientValue good[] = {x, n};
-  CHECK(c.program->submit(good, 0s).error().code == ErrorCode::kBadArgument);
+  CHECK(c.program->submit(good, {.deadline = 0s}).error().code == ErrorCode::kBadArgument);
 }
 
 TEST_CASE("R29: small views travel as views of just what they touch", "[client]") {
@@ -330,14 +330,15 @@ TEST_CASE("cancelling asks the cluster, and its answer is the outcome", "[client
   CHECK(result.error().message == "as you wish");
 }
 
-TEST_CASE("too many requests in flight are refused", "[client]") {
+TEST_CASE("too many requests in flight are refused where the caller does not wait", "[client]") {
   Connected c;
   std::vector<std::shared_ptr<Future>> futures;
   for (std::size_t i = 0; i < limits::kRequestsPerClientMax; ++i) futures.push_back(c.submit());
   const ClientValue inputs[] = {tensor(c.values, {2, 4}), std::int64_t{1}};
-  auto refused = c.program->submit(inputs);
+  auto refused = c.program->submit(inputs, {.wait = false});
   REQUIRE_FALSE(refused);
   CHECK(refused.error().code == ErrorCode::kOverloaded);
+  CHECK(refused.error().message.find("1024 requests in flight, of 1024") != std::string::npos);
   const Submit sent = c.cluster.await<Submit>();
   c.cluster.send(c.cluster.client(), ok(sent.request, small(1)));
   REQUIRE(futures.front()->get());

@@ -24,6 +24,7 @@ FakeCluster::FakeCluster(Options options) {
   record.coordinator_endpoint = ipc_endpoint(dir_.path + "/coordinator.sock").value();
   record.memory_socket = dir_.path + "/memory.sock";
   record.version = "0.0.0-test";
+  record.requests_per_client = options.requests_per_client;
   REQUIRE(write_record(record));
   loop_ = Loop::create();
   messenger_ = Messenger::create();

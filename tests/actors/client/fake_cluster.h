@@ -28,6 +28,7 @@ struct FakeClusterOptions {
   std::int64_t coordinator_pid = 0;  ///< 0: this process
   std::function<Status(const Hello&)> admit = [](const Hello&) -> Status { return {}; };
   bool listens = true;
+  std::size_t requests_per_client = limits::kRequestsPerClientMax;
 };
 
 class FakeCluster {

@@ -47,6 +47,7 @@ struct ScriptedCall {
   std::vector<ClientValue> inputs;
   std::optional<Duration> deadline;
   std::shared_ptr<ScriptedFuture> future;
+  SubmitOptions options;
 };
 
 class ScriptedProgram final : public Program {
@@ -62,15 +63,22 @@ class ScriptedProgram final : public Program {
   const ContentHash& id() const override { return id_; }
   const ProgramGraph& graph() const override { return graph_; }
   const std::vector<PlannedFragment>& plan() const override { return plan_; }
-  Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs,
-                                         std::optional<Duration> deadline) override {
+  Result<std::vector<StageReport>> stages(std::optional<Duration>) const override {
+    return std::vector<StageReport>(1);
+  }
+  Result<std::shared_ptr<Future>> submit(std::span<const ClientValue> inputs, const SubmitOptions& options) override {
     auto future = std::make_shared<ScriptedFuture>();
-    ScriptedCall call{{inputs.begin(), inputs.end()}, deadline, future};
+    ScriptedCall call{{inputs.begin(), inputs.end()}, options.deadline, future, options};
     std::function<FutureValue(const ScriptedCall&)> answer;
     {
       std::lock_guard lock(mutex_);
       ++calls_;
       if (refusal_) return fail(*refusal_);
+      if (full_ && !options.wait) return fail(ErrorCode::kOverloaded, "full");
+    }
+    if (Status room = wait_for_room(options); !room) return fail(std::move(room).error());
+    {
+      std::lock_guard lock(mutex_);
       answer = answer_;
       if (!answer) waiting_.push_back(call);
       given_.push_back(future);
@@ -88,6 +96,17 @@ class ScriptedProgram final : public Program {
   void refuse(std::optional<Error> error) {
     std::lock_guard lock(mutex_);
     refusal_ = std::move(error);
+  }
+  /// From now on, or no longer, there is no room: a request waits for it as SubmitOptions say.
+  void full(bool is_full) {
+    std::lock_guard lock(mutex_);
+    full_ = is_full;
+    came_.notify_all();
+  }
+  /// Until a request waits for room.
+  void await_waiting() {
+    std::unique_lock lock(mutex_);
+    REQUIRE(came_.wait_for(lock, kPatience, [&] { return without_room_ > 0; }));
   }
   /// The next request; fails the test if none comes within kPatience.
   ScriptedCall await() {
@@ -114,6 +133,24 @@ class ScriptedProgram final : public Program {
   }
 
  private:
+  Status wait_for_room(const SubmitOptions& options) {
+    std::unique_lock lock(mutex_);
+    ++without_room_;
+    came_.notify_all();
+    while (full_) {
+      lock.unlock();
+      const bool interrupted = options.interrupted && options.interrupted();
+      lock.lock();
+      if (interrupted) {
+        --without_room_;
+        return fail(ErrorCode::kCancelled, "the call was interrupted");
+      }
+      came_.wait_for(lock, std::chrono::milliseconds(5), [&] { return !full_; });
+    }
+    --without_room_;
+    return {};
+  }
+
   const ProgramGraph graph_;
   const ContentHash id_;
   std::vector<PlannedFragment> plan_;
@@ -123,6 +160,8 @@ class ScriptedProgram final : public Program {
   std::vector<std::weak_ptr<ScriptedFuture>> given_;
   std::function<FutureValue(const ScriptedCall&)> answer_;
   std::optional<Error> refusal_;
+  bool full_ = false;
+  std::size_t without_room_ = 0;
   std::size_t calls_ = 0;
 };
 

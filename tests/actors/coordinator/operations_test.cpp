@@ -87,6 +87,43 @@ TEST_CASE("status, actors, programs and requests answer with the coordinator's t
   CHECK(bad(f).code == ErrorCode::kUsage);
 }
 
+TEST_CASE("programs tells of each stage: its edges, its time by the costs, and the mean of its runs") {
+  CoreFixture f;
+  f.bring_up();
+  ProgramGraph graph = test::chain_program(2);
+  graph.annotations["callboard.costs"] = "measured on cpu0, median of 5 runs";
+  for (Node& node : graph.nodes) node.cost = 2'000;
+  const ContentHash hash = f.load(graph, test::on("cpu0"));
+  const ContentHash other = f.load(test::chain_program(1), test::on("cpu1"));
+  for (const std::int64_t ns : {1'000, 3'000}) {
+    f.submit(hash);
+    for (const RunFragment& order : f.take<RunFragment>(f.cpu0)) {
+      FragmentFinished report;
+      report.run = order.run;
+      report.attempt = order.attempt;
+      report.run_ns = ns;
+      report.outputs = {std::int64_t{1}};
+      f.message(f.cpu0, report);
+    }
+  }
+  ask(f, "programs", R"({"program": ")" + hash.hex() + "\"}");
+  const auto told = good(f);
+  REQUIRE(told["programs"].size() == 1);
+  const auto& program = told["programs"][0];
+  CHECK(program["costs"] == "measured on cpu0, median of 5 runs");
+  const auto& stage = program["fragments"][0];
+  CHECK(stage["time_source"] == "measured");
+  CHECK(stage["time_ns"] == 4'000);
+  CHECK(stage["runs"] == 2);
+  CHECK(stage["mean_run_ns"] == 2'000);
+  CHECK(stage["edges"].empty());
+  ask(f, "programs", R"({"program": ")" + other.hex() + "\"}");
+  const auto estimated = good(f)["programs"][0]["fragments"][0];
+  CHECK(estimated["time_source"] == "estimated");
+  CHECK(estimated["runs"] == 0);
+  CHECK(estimated["mean_run_ns"].is_null());
+}
+
 TEST_CASE("descriptions that are no JSON or no UTF-8 do not break the status") {
   CoreFixture f;
   Hello hello;

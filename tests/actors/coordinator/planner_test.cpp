@@ -1,5 +1,6 @@
 #include "actors/coordinator/planner.h"
 
+#include <numeric>
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -172,6 +173,78 @@ TEST_CASE("one value has one output with an edge to each fragment that reads it"
   CHECK(plan.fragments[0].outputs[0].to_client);
   CHECK(plan.fragments[0].outputs[0].edges.size() == 3);
   CHECK(plan.summary[0].edge_bytes == 3 * 16);
+  REQUIRE(plan.edges.size() == 4);
+  REQUIRE(plan.edges[0].size() == 3);
+  for (std::uint32_t i = 0; i < 3; ++i) {
+    CHECK(plan.edges[0][i].to == i + 1);
+    CHECK(plan.edges[0][i].bytes == 16);
+    CHECK(plan.edges[0][i].exact);
+  }
+  REQUIRE(plan.edges[1].size() == 1);
+  CHECK(plan.edges[1][0].to == 2);
+  CHECK(plan.edges[3].empty());
+}
+
+TEST_CASE("several values on one edge are summed, and a size that is not known is said to be a lower bound") {
+  GraphFixture g;
+  const ValueId x = g.input("x");
+  g.program().symbols = {{"s0", 2, 1'000'000}};
+  g.program().values[x].sizes = std::vector<Expr>{Expr::symbol(0)};
+  const ValueId a = g.node("aten::relu", {x}, "a");
+  g.program().values[a].sizes = std::vector<Expr>{Expr::symbol(0)};
+  const ValueId b = g.node("aten::sum", {x}, "a", 1, {3});
+  g.output(g.node("aten::add.Tensor", {a, b}, "b"));
+  const Plan plan = must_plan(g.program(), test::split_placement({{"cpu0", {"a"}}, {"cpu1", {"b"}}}), kTwo);
+  REQUIRE(plan.edges.at(0).size() == 1);
+  CHECK(plan.edges[0][0].bytes == 2 * 4 + 3 * 4);
+  CHECK_FALSE(plan.edges[0][0].exact);
+}
+
+TEST_CASE("measured costs are balanced to within a tenth of the best split, where wrong estimates are not") {
+  int better = 0;
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    INFO("seed " << seed);
+    test::Random random(seed);
+    std::vector<double> measured;  // of a few slow operators among many quick ones, which estimates do not tell apart
+    for (std::size_t i = 0; i < 24; ++i) {
+      const auto quick = static_cast<double>(1'000 + random.below(20'000));
+      measured.push_back(random.below(6) == 0 ? 40 * quick : quick);
+    }
+    const auto plan_with = [&](const std::function<double(std::size_t)>& cost) {
+      GraphFixture g;
+      ValueId x = g.input("x");
+      for (std::size_t i = 0; i < measured.size(); ++i) x = g.node("aten::relu", {x}, "", cost(i));
+      g.output(x);
+      return must_plan(g.program(), {}, kTwo);
+    };
+    const auto slowest = [&](std::size_t cut) {
+      const auto at = measured.begin() + static_cast<std::ptrdiff_t>(cut);
+      return std::max(std::accumulate(measured.begin(), at, 0.0), std::accumulate(at, measured.end(), 0.0));
+    };
+    double best = slowest(0);
+    for (std::size_t cut = 1; cut <= measured.size(); ++cut) best = std::min(best, slowest(cut));
+    const Plan by_time = plan_with([&](std::size_t i) { return measured[i]; });
+    const double found = slowest(by_time.fragments[0].nodes.size());
+    CHECK(found <= 1.1 * best);
+    CHECK(std::max(by_time.summary.at(0).cost, by_time.summary.at(1).cost) == Approx(found));
+    const Plan by_estimate = plan_with([](std::size_t) { return 1.0; });
+    if (slowest(by_estimate.fragments[0].nodes.size()) > 1.1 * found) ++better;
+  }
+  CHECK(better > 30);
+}
+
+TEST_CASE("automatic placement that fits nowhere names the node where each device peaks") {
+  GraphFixture g;
+  ValueId x = g.input("x");
+  x = g.node("aten::relu", {x}, "", 1, {10});
+  x = g.node("aten::exp", {x}, "", 1, {5'000});
+  x = g.node("aten::relu", {x}, "", 1, {10});
+  x = g.node("aten::tanh", {x}, "", 1, {6'000});
+  g.output(x);
+  const Error error = must_refuse(g.program(), {}, {{"cpu0", 15'000}, {"cpu1", 15'000}});
+  CHECK(error.code == ErrorCode::kDoesNotFit);
+  CHECK((mentions(error, "aten::exp") || mentions(error, "aten::tanh")));
+  CHECK(mentions(error, "most at node"));
 }
 
 TEST_CASE("inputs and constants may be outputs, also of a program without nodes") {
