@@ -12,6 +12,7 @@
 #include <thread>
 #include <utility>
 
+#include "actors/client/batch_shape.h"
 #include "actors/client/lazy_future.h"
 #include "messages/base/check.h"
 
@@ -68,88 +69,15 @@ struct Batch {
   std::shared_ptr<Future> request;  // until it has its outcome
 };
 
-/// What every request's result needs of its program.
-struct Shape {
-  std::shared_ptr<Program> program;
-  BatchAxis axis;
-  bool pure = false;
-};
-
 bool may_run_again(ErrorCode code) {
   return error_class(code) == ErrorClass::kRequest && code != ErrorCode::kCancelled &&
          code != ErrorCode::kDeadlineExceeded && code != ErrorCode::kOverloaded;
 }
 
-/// One request's part of its batch. Holds no member, whose outcome it becomes.
-struct Part {
-  std::int64_t start = 0;  // first row
-  std::int64_t rows = 0;
-  std::int64_t batch_rows = 0;
-  std::vector<std::optional<std::int64_t>> known;
-};
-
-Result<TensorRef> cut(const TensorRef& whole, std::size_t dim, const Part& part, const std::string& output) {
-  if (dim >= whole.meta.sizes.size() || whole.meta.sizes[dim] != part.batch_rows) {
-    return fail(ErrorCode::kOutputMismatch, "output '" + output + "' is " + whole.meta.to_string() + ", a batch of " +
-                                                std::to_string(part.batch_rows) +
-                                                " rows must have as many at dimension " + std::to_string(dim));
-  }
-  TensorRef slice = tensor_slice(whole, dim, part.start, part.rows);
-  // A small view would keep the whole batch's memory, and one whose rows overlap would share it with a neighbour.
-  if (tensor_bytes(slice.meta) > limits::kInlineBytesMax && elements_are_disjoint(whole.meta)) return slice;
-  return tensor_copy(slice, allocate_private);
-}
-
-FutureValue cut_result(const Shape& shape, const Part& part, const FutureValue& whole) {
-  if (!whole || part.rows == part.batch_rows) return whole;
-  auto result = std::make_shared<RequestResult>();
-  result->state_version = (*whole)->state_version;
-  const auto& outputs = shape.program->graph().outputs;
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    const ClientValue& value = (*whole)->outputs[i];
-    const auto* tensor = std::get_if<TensorRef>(&value);
-    if (shape.axis.outputs[i] && tensor != nullptr) {
-      CALLBOARD_ASSIGN(TensorRef slice, cut(*tensor, *shape.axis.outputs[i], part, outputs[i].name));
-      result->outputs.emplace_back(std::move(slice));
-    } else if (part.known[i]) {
-      result->outputs.emplace_back(*part.known[i]);
-    } else {
-      result->outputs.push_back(value);
-    }
-  }
-  return result;
-}
-
-void append_raw(std::string& key, const void* data, std::size_t size) {
-  key.append(static_cast<const char*>(data), size);
-}
-
-/// Requests whose keys are equal may share a batch.
-struct KeyPart {
-  std::string& key;
-  std::optional<std::size_t> batch_dim;
-
-  void operator()(std::monostate) const {}
-  void operator()(const TensorRef& tensor) const {
-    append_raw(key, &tensor.meta.dtype, sizeof tensor.meta.dtype);
-    const std::size_t rank = tensor.meta.sizes.size();
-    append_raw(key, &rank, sizeof rank);
-    for (std::size_t dim = 0; dim < rank; ++dim) {
-      if (batch_dim != dim) append_raw(key, &tensor.meta.sizes[dim], sizeof tensor.meta.sizes[dim]);
-    }
-    // Our copy is contiguous, so that equal tensors have equal bytes.
-    if (!batch_dim) key += ContentHash::of(tensor.data, tensor.bytes).bytes();
-  }
-  template <class T>
-  void operator()(const T& number) const {
-    append_raw(key, &number, sizeof number);
-  }
-};
-
 /// All that batching does; the program that users hold owns it, requests on their way share it.
 class Batcher : public std::enable_shared_from_this<Batcher> {
  public:
-  Batcher(AllocateTensor allocate, std::shared_ptr<const Shape> shape, const BatchingOptions& options)
+  Batcher(AllocateTensor allocate, std::shared_ptr<const BatchShape> shape, const BatchingOptions& options)
       : allocate_(std::move(allocate)),
         shape_(std::move(shape)),
         options_(options),
@@ -306,18 +234,9 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
     return [this](TensorMeta meta) { return allocate_for_request(std::move(meta), allocate_); };
   }
 
-  std::string key_of(const std::vector<ClientValue>& inputs) const {
-    std::string key;
-    for (std::size_t i = 0; i < inputs.size(); ++i) {
-      key += static_cast<char>(inputs[i].index());
-      std::visit(KeyPart{key, shape_->axis.inputs[i]}, inputs[i]);
-    }
-    return key;
-  }
-
   /// The groups that leave now: the one that has no room for it, and the one that it fills.
   Result<std::vector<std::shared_ptr<Group>>> join(const std::shared_ptr<Member>& member, Inputs inputs) {
-    const std::string key = key_of(*inputs);
+    const std::string key = batch_key(*shape_, *inputs);
     std::vector<std::shared_ptr<Group>> leaving;
     std::lock_guard lock(mutex_);
     if (closed_) {
@@ -472,7 +391,7 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
     if (const std::optional<Error> failure = failure_of(*request)) return fail_batch(*batch, *failure);
     for (std::size_t i = 0; i < batch->members.size(); ++i) {
       const BoundRequest& bound = batch->members[i]->bound;
-      Part part{batch->starts[i], bound.rows, batch->rows, bound.known};
+      BatchPart part{batch->starts[i], bound.rows, batch->rows, bound.known};
       end(batch->members[i], LazyFuture::Make([shape = shape_, part = std::move(part), request] {
             return cut_result(*shape, part, request->get());
           }));
@@ -582,7 +501,7 @@ class Batcher : public std::enable_shared_from_this<Batcher> {
   }
 
   const AllocateTensor allocate_;
-  const std::shared_ptr<const Shape> shape_;
+  const std::shared_ptr<const BatchShape> shape_;
   const BatchingOptions options_;
   const int pid_;  // of the process that made it: a forked child has no batching thread
 
@@ -606,7 +525,7 @@ void Member::cancel() {
 
 class BatchedProgramImpl final : public BatchedProgram {
  public:
-  BatchedProgramImpl(std::shared_ptr<const Shape> shape, std::shared_ptr<Batcher> batcher)
+  BatchedProgramImpl(std::shared_ptr<const BatchShape> shape, std::shared_ptr<Batcher> batcher)
       : shape_(std::move(shape)), batcher_(std::move(batcher)) {}
   ~BatchedProgramImpl() override { batcher_->close(); }
 
@@ -622,7 +541,7 @@ class BatchedProgramImpl final : public BatchedProgram {
   void close() override { batcher_->close(); }
 
  private:
-  const std::shared_ptr<const Shape> shape_;
+  const std::shared_ptr<const BatchShape> shape_;
   const std::shared_ptr<Batcher> batcher_;
 };
 
@@ -642,7 +561,7 @@ Status check_options(const BatchingOptions& options) {
 Result<std::shared_ptr<BatchedProgram>> make_batched(AllocateTensor allocate, std::shared_ptr<Program> program,
                                                      BatchingOptions options) {
   CALLBOARD_TRY(check_options(options));
-  auto shape = std::make_shared<Shape>();
+  auto shape = std::make_shared<BatchShape>();
   CALLBOARD_ASSIGN(shape->axis, find_batch_axis(program->graph(), options.dim));
   const BatchAxis& axis = shape->axis;
   if (axis.min > 1 || axis.max < options.max_batch) {

@@ -251,7 +251,7 @@ def _time(ns: float | None) -> str:
 
 
 def _edge(edge: EdgeInfo) -> str:
-    """ "1.5 KiB to 1"; where the size is only known from below, with a sign."""
+    """With a sign where the size is only known from below."""
     return f"{'' if edge['exact'] else '>= '}{_bytes(edge['bytes'])} to {edge['to']}"
 
 

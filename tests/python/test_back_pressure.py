@@ -183,7 +183,8 @@ def test_an_event_loop_refuses_at_once_or_waits_in_a_thread(narrow: Any) -> None
             return float(result[0])
 
         bounded = await asyncio.gather(*(one(i) for i in range(50)))
-        threaded = await asyncio.gather(*(asyncio.to_thread(program.submit, torch.full((2,), float(i))) for i in range(20)))
+        values = [torch.full((2,), float(i)) for i in range(20)]
+        threaded = await asyncio.gather(*(asyncio.to_thread(program.submit, value) for value in values))
         return bounded + [float((await future)[0]) for future in threaded]
 
     assert asyncio.run(work()) == [float(i + 1) for i in range(50)] + [float(i + 1) for i in range(20)]
