@@ -102,8 +102,8 @@ class Cluster:
         scatter          False: each call goes as a whole to the replica with the fewest calls on their way; it needs no
                          batch dimension
         profile          True: first loads the whole module on one device, runs it a few times with the example
-                         arguments and times every operator; "auto" then balances by these times in place of
-                         estimates, and plan() shows them. What else the cluster does meanwhile is in the times. Buffers keep their
+                         arguments and times every operator; "auto" then balances by these times in place of estimates,
+                         and plan() shows them. What else the cluster does meanwhile is in the times. Buffers keep their
                          initial values. A module that fits no device whole is balanced by estimates, and plan() says
                          so. Not with replicas, which are not divided
         timeout          seconds for loading (and as many for profiling), 0.001 to 86400; by default two minutes
