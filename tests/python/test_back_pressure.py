@@ -38,7 +38,7 @@ def slow(narrow: Any) -> Any:
 
 
 @pytest.fixture
-def full(slow: Any) -> Iterator[list[Any]]:
+def full(narrow: Any, slow: Any) -> Iterator[list[Any]]:
     """As many calls as there may be, none of which ends by itself for a while."""
     x = rand(SLOW_SIZE, SLOW_SIZE)
     futures = [slow.submit(x) for _ in range(PLACES)]
@@ -47,6 +47,8 @@ def full(slow: Any) -> Iterator[list[Any]]:
         future.cancel()
     for future in futures:
         future.wait()
+    # A cancelled call keeps its place until its device has stopped.
+    eventually(lambda: in_flight(narrow) == 0, "the places are free")
 
 
 def in_flight(cluster: Any) -> int:
