@@ -199,12 +199,12 @@ def test_cancelled_and_expired_calls_leave_the_others_alone(cluster: Any) -> Non
         assert same(exact(x, x), future.get(30)) == ""
 
 
-def test_more_calls_than_max_queued_are_refused(cluster: Any) -> None:
+def test_more_calls_than_max_queued_are_refused_where_the_caller_does_not_wait(cluster: Any) -> None:
     batched = exact_program(cluster).batched(max_batch=64, max_delay=LONG, max_queued=3)
     x = rand(1, 5)
     futures = [batched.submit(x, x) for _ in range(3)]
     with pytest.raises(Overloaded, match="3 requests"):
-        batched.submit(x, x)
+        batched.submit(x, x, wait=False)
     futures[0].cancel()
     futures.append(batched.submit(x, x))
     for future in futures:
