@@ -17,7 +17,8 @@ ALLOWED = {
     "messages": [],
     "config": ["messages"],
     "kernels/memory": ["messages"],
-    "kernels": ["messages", "kernels/memory"],
+    "kernels/cuda": ["messages", "kernels/memory"],
+    "kernels": ["messages", "kernels/memory", "kernels/cuda"],
     "actors/core": ["messages", "config", "kernels/memory"],
     "actors/coordinator": ["messages", "config", "actors/core"],
     "actors/node": ["messages", "config", "kernels/memory", "actors/core"],
@@ -36,7 +37,7 @@ FENCES = {
     "spdlog": (r"^spdlog/", r"^messages/base/log\.cpp$"),
     "Boost": (r"^boost/(?!container/)", r"^(actors/coordinator/rest_[a-z_]+\.(h|cpp)|tools/.*)$"),
     "CLI11": (r"^CLI/", r"^tools/.*$"),
-    "LibTorch": (r"^(torch|ATen|c10)/", r"^(kernels/(?!memory/|runtime\.h)[a-z_0-9/]+\.(h|cpp|cu)|python/.*"
+    "LibTorch": (r"^(torch|ATen|c10)/", r"^(kernels/(?!memory/|cuda/|runtime\.h)[a-z_0-9/]+\.(h|cpp|cu)|python/.*"
                                         r"|tests/(kernels|conformance|python)/.*|tools/benchmarks/.*)$"),
     "pybind11": (r"^pybind11/", r"^python/.*$"),
     "CUDA": (r"^(cuda|cublas|cudnn|nccl)[a-z_]*\.h", r"^.*cuda[^/]*$|^.*\.cu$"),
