@@ -43,9 +43,8 @@ CALLBOARD_FIELDS(TensorMeta, &TensorMeta::dtype, &TensorMeta::sizes, &TensorMeta
 CALLBOARD_FIELDS(InlineBytes, Binary<&InlineBytes::bytes>{});
 CALLBOARD_FIELDS(ArenaBlock, &ArenaBlock::owner, &ArenaBlock::segment, &ArenaBlock::offset, &ArenaBlock::bytes,
                  &ArenaBlock::lease);
-CALLBOARD_FIELDS(CudaIpcBlock, &CudaIpcBlock::owner, Binary<&CudaIpcBlock::device_uuid>{},
-                 Binary<&CudaIpcBlock::memory_handle>{}, Binary<&CudaIpcBlock::event_handle>{}, &CudaIpcBlock::slab,
-                 &CudaIpcBlock::offset, &CudaIpcBlock::bytes, &CudaIpcBlock::lease);
+CALLBOARD_FIELDS(CudaIpcBlock, &CudaIpcBlock::owner, &CudaIpcBlock::slab, &CudaIpcBlock::offset, &CudaIpcBlock::bytes,
+                 &CudaIpcBlock::lease, &CudaIpcBlock::mapping, Binary<&CudaIpcBlock::handles>{});
 CALLBOARD_FIELDS(TensorHandle, &TensorHandle::meta, &TensorHandle::data, &TensorHandle::requires_grad);
 
 // -- programs ------------------------------------------------------------------------------------------------------

@@ -3,8 +3,7 @@
 namespace callboard {
 namespace {
 
-constexpr std::size_t kCudaUuidBytes = 16;
-constexpr std::size_t kCudaHandleBytes = 64;
+constexpr std::size_t kCudaHandlesBytes = CudaIpcBlock::kUuidBytes + 2 * CudaIpcBlock::kHandleBytes;
 
 Status malformed(std::string message) { return fail(ErrorCode::kMalformed, std::move(message)); }
 
@@ -26,6 +25,12 @@ Status check_block(const ActorId& owner, std::uint64_t offset, std::uint64_t byt
 
 }  // namespace
 
+std::string CudaIpcBlock::join_handles(std::string_view uuid, std::string_view memory, std::string_view event) {
+  std::string handles;
+  handles.reserve(kCudaHandlesBytes);
+  return handles.append(uuid).append(memory).append(event);
+}
+
 Status TensorHandle::check() const {
   CALLBOARD_ASSIGN(const std::uint64_t extent, meta.extent_bytes());
   if (const auto* inline_bytes = std::get_if<InlineBytes>(&data)) {
@@ -37,12 +42,10 @@ Status TensorHandle::check() const {
   }
   const auto& block = std::get<CudaIpcBlock>(data);
   CALLBOARD_TRY(check_block(block.owner, block.offset, block.bytes));
-  if (block.device_uuid.size() != kCudaUuidBytes || block.memory_handle.size() != kCudaHandleBytes ||
-      block.event_handle.size() != kCudaHandleBytes) {
+  if (block.handles.size() != kCudaHandlesBytes) {
     return malformed("a CUDA block of " + block.owner.to_string() +
-                     " needs a uuid of 16 bytes and two handles of 64, has " +
-                     std::to_string(block.device_uuid.size()) + ", " + std::to_string(block.memory_handle.size()) +
-                     " and " + std::to_string(block.event_handle.size()));
+                     " needs a uuid of 16 bytes and two handles of 64 bytes, 144 in all, has " +
+                     std::to_string(block.handles.size()));
   }
   return check_inside(meta, extent, block.bytes, "block");
 }
@@ -59,8 +62,7 @@ std::size_t wire_bytes(const WireValue& value) {
     bytes += block->owner.name.size() + 45;
   } else {
     const auto& cuda = std::get<CudaIpcBlock>(handle->data);
-    bytes +=
-        cuda.owner.name.size() + cuda.device_uuid.size() + cuda.memory_handle.size() + cuda.event_handle.size() + 45;
+    bytes += cuda.owner.name.size() + cuda.handles.size() + 54;
   }
   return bytes;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -31,17 +32,29 @@ struct ArenaBlock {
   bool operator==(const ArenaBlock&) const = default;
 };
 
-/// A block in a cudaMalloc slab of `owner`, with the interprocess event that orders readers after the writer (step 3).
+/// A block in a cudaMalloc slab of `owner`, with the interprocess event that orders readers after the writer. The
+/// reader opens the slab once and adds `offset`. Contents and lifetime as ArenaBlock, but for the owner's death: then
+/// the block is lost.
 struct CudaIpcBlock {
+  static constexpr std::size_t kUuidBytes = 16;
+  static constexpr std::size_t kHandleBytes = 64;
+
   ActorId owner;
-  std::string device_uuid;    ///< 16 raw bytes
-  std::string memory_handle;  ///< 64 raw bytes, cudaIpcMemHandle_t of the slab's base
-  std::string event_handle;   ///< 64 raw bytes, cudaIpcEventHandle_t
   SegmentId slab = 0;
-  std::uint64_t offset = 0;
-  std::uint64_t bytes = 0;
+  std::uint64_t offset = 0;  ///< bytes from the slab's start to the storage's start
+  std::uint64_t bytes = 0;   ///< length of the block; meta must lie inside
   LeaseId lease = 0;
+  LeaseId mapping = 0;  ///< lease of this reader on the slab as a whole: released when it closes the slab
+  /// Raw: uuid of the device, cudaIpcMemHandle_t of the slab, cudaIpcEventHandle_t. One string, since a handle of any
+  /// kind is as large as its largest kind.
+  std::string handles;
   bool operator==(const CudaIpcBlock&) const = default;
+
+  static std::string join_handles(std::string_view uuid, std::string_view memory, std::string_view event);
+  /// Only on a handle that check() accepted.
+  std::string_view device_uuid() const { return std::string_view(handles).substr(0, kUuidBytes); }
+  std::string_view memory_handle() const { return std::string_view(handles).substr(kUuidBytes, kHandleBytes); }
+  std::string_view event_handle() const { return std::string_view(handles).substr(kUuidBytes + kHandleBytes); }
 };
 
 struct TensorHandle {

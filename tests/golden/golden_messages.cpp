@@ -29,7 +29,13 @@ TensorHandle cuda_tensor() {
   TensorHandle handle;
   handle.meta = TensorMeta::contiguous(DType::kFloat16, {1024});
   handle.data = CudaIpcBlock{
-      kDevice1, std::string(16, '\xab'), std::string(64, '\x01'), std::string(64, '\x02'), 4, 2u << 20, 2048, 78};
+      kDevice1,
+      4,
+      2u << 20,
+      2048,
+      78,
+      76,
+      CudaIpcBlock::join_handles(std::string(16, '\xab'), std::string(64, '\x01'), std::string(64, '\x02'))};
   return handle;
 }
 

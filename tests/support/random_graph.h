@@ -131,8 +131,7 @@ inline void fill(Random& random, TensorHandle& handle) {
       break;
     default:
       handle.data = CudaIpcBlock{
-          owner, random.bytes(16), random.bytes(64), random.bytes(64), random.natural(), random.natural() >> 8,
-          bytes, random.natural()};
+          owner, random.natural(), random.natural() >> 8, bytes, random.natural(), random.natural(), random.bytes(144)};
   }
 }
 

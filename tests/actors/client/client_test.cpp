@@ -252,9 +252,7 @@ TEST_CASE("R5: a result whose memory cannot be opened is an error of its request
   CHECK(send(handle) == ErrorCode::kTensorLost);
   CudaIpcBlock cuda;
   cuda.owner = {"cuda0", 1};
-  cuda.device_uuid = std::string(16, 'u');
-  cuda.memory_handle = std::string(64, 'm');
-  cuda.event_handle = std::string(64, 'e');
+  cuda.handles = std::string(144, 'h');
   cuda.bytes = 4096;
   handle.data = cuda;
   CHECK(send(handle) == ErrorCode::kUnsupported);
