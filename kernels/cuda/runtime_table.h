@@ -69,8 +69,6 @@ class RuntimeTable {
   virtual Code get_device(int* device) = 0;
   virtual Code set_device(int device) = 0;
   virtual Code can_access_peer(int device, int peer, bool* can) = 0;
-  /// From the current device to `peer`'s memory.
-  virtual Code enable_peer_access(int peer) = 0;
 
   virtual Code malloc(void** pointer, std::size_t bytes) = 0;  // cudaMalloc on the current device
   virtual Code free(void* pointer) = 0;

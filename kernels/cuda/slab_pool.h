@@ -41,12 +41,18 @@ struct SlabPoolOptions {
 struct SlabPoolStats {
   std::uint64_t reserved_bytes = 0;  ///< sizes of all slabs
   std::uint64_t in_use_bytes = 0;    ///< allocated, leased or waiting for a stream
-  std::uint64_t leased_bytes = 0;    ///< of blocks with a lease
+  std::uint64_t leased_bytes = 0;    ///< of all leases together
   std::uint64_t peak_bytes = 0;      ///< highest in_use_bytes
   std::uint64_t leases = 0;          ///< on blocks
   std::uint64_t mappings = 0;        ///< slabs that readers have open, counted for each reader
   std::uint64_t slabs = 0;
   std::uint64_t events = 0;  ///< interprocess events made, in use or pooled
+};
+
+/// A block that this process itself exported: CUDA forbids opening its handles here.
+struct OwnBlock {
+  void* address = nullptr;
+  Event written = nullptr;  ///< to wait for in place of the opened one; the lease keeps it
 };
 
 /// Thread-safe; every method from any thread, and none changes the thread's current device. The runtime and the streams
@@ -56,7 +62,8 @@ class SlabPool {
   /// Frees all slabs: for a process that ends its readers first, or for tests. A device actor never ends it. Where the
   /// device has failed nothing is freed (the end of the process does).
   virtual ~SlabPool() = default;
-  /// kEnvironment, kUnsupported where the device cannot hand out events or memory (then: host copies).
+  /// kEnvironment (no such device), kDeviceFailed. A device that cannot hand memory out (no interprocess events, a
+  /// driver without IPC) still allocates; lease() then says why it does not.
   static Result<std::shared_ptr<SlabPool>> create(RuntimeTable& runtime, std::shared_ptr<DeviceHealth> health,
                                                   SlabPoolOptions options);
 
@@ -80,8 +87,8 @@ class SlabPool {
   /// A lease for `holder` on `bytes` bytes from `pointer`, as handle: readers are ordered behind what `producer` has
   /// queued by now. `keep` is held until the lease ends and then dropped without a lock, on the thread that ended it
   /// (the tensor's storage, so that LibTorch does not use the memory again). A holder that is known to be gone gets a
-  /// handle whose lease has ended already. kBadArgument if the range is not in one live block, kOverloaded,
-  /// kOutOfMemory (events), kDeviceFailed.
+  /// handle whose lease has ended already. kBadArgument if the range is not in one live block, kOverloaded
+  /// (leases_max), kUnsupported (this memory cannot be handed out: take a host copy), kOutOfMemory, kDeviceFailed.
   virtual Result<CudaIpcBlock> lease(const void* pointer, std::uint64_t bytes, const ActorId& holder, Stream producer,
                                      std::shared_ptr<void> keep) = 0;
   /// Ends a lease on a block, or on a reader's mapping. Whoever releases has finished reading: its events are done.
@@ -90,9 +97,9 @@ class SlabPool {
   /// Ends all leases of a holder whose process is gone; the number ended.
   virtual std::size_t holder_gone(const ActorId& holder) noexcept = 0;
 
-  /// For handles of our own (CUDA forbids opening them): the address. kTensorLost if the slab is gone or the lease is
-  /// not one that exists; kMalformed if the range is not in it.
-  virtual Result<void*> own_address(const CudaIpcBlock& block) const = 0;
+  /// For handles of our own. kTensorLost if the lease is not one that exists; kMalformed if the range is not in its
+  /// slab.
+  virtual Result<OwnBlock> own_block(const CudaIpcBlock& block) const = 0;
 
   /// Takes back blocks whose streams are done and frees empty slabs beyond `spare_bytes`. Called by the owner's loop
   /// when idle. kDeviceFailed.

@@ -8,7 +8,7 @@
 //   SR-3  A slab is closed only with no block of it left, and closed before the lease on its mapping, or, where that
 //         lease may have ended, before the last lease on one of its blocks, is released.
 //   SR-4  Each lease that open() was given is released exactly once, also when opening fails; but none after a sticky
-//         error (the end of this process ends them).
+//         error (the end of this process ends them), and none to an owner that has gone.
 //   SR-5  A block of an owner that has gone is lost: open() and check() give kTensorLost.
 //   SR-6  No lock is held across opening, closing or the release callback.
 //
@@ -28,6 +28,7 @@
 
 #include "kernels/cuda/device_error.h"
 #include "kernels/cuda/runtime_table.h"
+#include "kernels/cuda/slab_pool.h"
 #include "messages/base/clock.h"
 #include "messages/tensor_handle.h"
 
@@ -40,10 +41,8 @@ struct SlabReaderOptions {
   std::size_t idle_slabs_max = 16;                    ///< open without a block in use
   Duration idle_slab_time = std::chrono::seconds(5);  ///< then they are closed by poll()
   std::size_t events_max = 4'096;                     ///< opened events kept; the longest unused are closed
-  /// For handles of `self`: SlabPool::own_address.
-  std::function<Result<void*>(const CudaIpcBlock&)> own_address = {};
-  /// For handles whose owner is another actor of this process. Default: only `self` is.
-  std::function<bool(const ActorId& owner)> same_process = {};
+  /// SlabPool::own_block, for handles of `self`.
+  std::function<Result<OwnBlock>(const CudaIpcBlock&)> own_block = {};
 };
 
 /// Device memory of another process (or our own) to read. Never written: a writer would write the exporter's memory.
@@ -54,7 +53,9 @@ class ReadableBlock {
   virtual ~ReadableBlock() = default;
   virtual const void* data() const = 0;
   virtual std::uint64_t bytes() const = 0;
-  virtual int device() const = 0;  ///< ordinal in this process that the address was opened for
+  virtual int device() const = 0;        ///< ordinal in this process that the address was opened for
+  virtual bool own() const = 0;          ///< not opened: memory of this process
+  virtual bool same_device() const = 0;  ///< it lies on device(); else every read crosses to another one
   /// Another stream reads it too: orders it behind the writer and the end of the lease behind it. kDeviceFailed,
   /// kTensorLost.
   virtual Status used_on(Stream stream) = 0;
@@ -75,8 +76,8 @@ struct SlabReaderStats {
 class SlabReader {
  public:
   using ReleaseFn = std::function<void(const ActorId& owner, LeaseId lease)>;  ///< must not block
-  /// Blocks may outlive it; their leases are then released when their streams are done at the next drop of a block, at
-  /// the latest by the end of the process.
+  /// Blocks may outlive it, and `release` must then too: with the last of them what is left is waited for, released and
+  /// closed.
   virtual ~SlabReader() = default;
   /// kEnvironment. `release` is called on whatever thread calls in.
   static Result<std::unique_ptr<SlabReader>> create(RuntimeTable& runtime, std::shared_ptr<DeviceHealth> health,

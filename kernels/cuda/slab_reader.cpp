@@ -1,0 +1,589 @@
+#include "kernels/cuda/slab_reader.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+namespace callboard::kernels::cuda {
+
+namespace {
+
+constexpr std::size_t kGoneOwnersRemembered = 256;
+// Only for a second open of a slab whose first one is under way, which is one call of the driver.
+constexpr std::chrono::seconds kOpenWait{30};
+
+using SlabKey = std::pair<ActorId, SegmentId>;
+using EventKey = std::pair<ActorId, IpcEventHandle>;
+
+/// A slab of another process. Changes under the lock; `base` and `bytes` are constant once it is open.
+struct OpenSlab {
+  enum class Phase { kOpening, kOpen, kFailed };
+  Phase phase = Phase::kOpening;
+  Error error;
+  SlabKey key;
+  std::byte* base = nullptr;
+  std::uint64_t bytes = 0;
+  std::size_t blocks = 0;  ///< held, or let go with reads under way
+  LeaseId mapping = 0;
+  bool trusted = false;  ///< the lease `mapping` stands; else close with the last block
+  TimePoint idle_since;
+};
+
+struct OpenedEvent {
+  Event event = nullptr;
+  std::size_t users = 0;
+  std::uint64_t last_used = 0;
+};
+
+/// A block that was let go while reads of it may be under way.
+struct Releasing {
+  std::shared_ptr<OpenSlab> slab;  ///< none: our own memory
+  ActorId owner;
+  LeaseId lease = 0;
+  std::vector<Event> reads;  ///< local events behind the last read of each stream
+};
+
+/// What must be done without the lock, in this order.
+struct Ending {
+  std::vector<std::shared_ptr<OpenSlab>> closing;
+  std::vector<Event> destroying;
+  std::vector<std::pair<ActorId, LeaseId>> releasing;
+};
+
+struct ReaderState : std::enable_shared_from_this<ReaderState> {
+  ReaderState(RuntimeTable& table, std::shared_ptr<DeviceHealth> of_device, SlabReaderOptions with,
+              SlabReader::ReleaseFn on_release)
+      : runtime(table), health(std::move(of_device)), options(std::move(with)), release(std::move(on_release)) {}
+  ~ReaderState();
+
+  Result<std::shared_ptr<ReadableBlock>> open(const CudaIpcBlock& block, Stream stream);
+  Result<std::shared_ptr<ReadableBlock>> own_block(const CudaIpcBlock& block);
+  Result<std::shared_ptr<ReadableBlock>> others_block(const CudaIpcBlock& block);
+  Result<std::shared_ptr<OpenSlab>> take_slab(const CudaIpcBlock& block);
+  Result<AddressRange> open_slab(const CudaIpcBlock& block);
+  Result<Event> take_event(const EventKey& key);
+  Result<Event> local_event();
+  void let_go(Releasing block, const std::vector<Stream>& streams, int device, const EventKey* event) noexcept;
+  Status finish(Ending ending);
+  Status poll(TimePoint now, bool wait);
+  bool pending() const;
+  void owner_gone(const ActorId& owner);
+  bool is_gone(const ActorId& owner) const {
+    std::lock_guard lock(mutex);
+    return gone.contains(owner);
+  }
+
+  // with the lock
+  void give_back_event_locked(const EventKey& key, Ending& ending);
+  void drop_block_locked(const std::shared_ptr<OpenSlab>& slab, TimePoint now, Ending& ending);
+  void close_locked(const std::shared_ptr<OpenSlab>& slab, Ending& ending);
+  void close_idle_locked(TimePoint now, Ending& ending);
+
+  RuntimeTable& runtime;
+  const std::shared_ptr<DeviceHealth> health;
+  const SlabReaderOptions options;
+  const SlabReader::ReleaseFn release;
+  std::map<DeviceUuid, int> devices;  // constant once created
+
+  mutable std::mutex mutex;
+  std::condition_variable opened;
+  std::map<SlabKey, std::shared_ptr<OpenSlab>> slabs;
+  std::map<EventKey, OpenedEvent> events;
+  std::vector<Event> local_events;  // unused ones; as many as reads were under way at once
+  std::vector<Releasing> releasing;
+  std::map<ActorId, LeaseId> released_through;  // highest lease on a mapping that was released, by live owner
+  std::set<ActorId> gone;
+  std::deque<ActorId> gone_order;
+  std::uint64_t uses = 0;
+  std::size_t blocks_held = 0;
+};
+
+Error lost(const ActorId& owner, const std::string& why) {
+  return Error(ErrorCode::kTensorLost, "a tensor in CUDA memory of " + owner.to_string() + " is lost: " + why,
+               "run again what made it");
+}
+
+class ReadableBlockImpl final : public ReadableBlock {
+ public:
+  ReadableBlockImpl(std::shared_ptr<ReaderState> state, std::shared_ptr<OpenSlab> slab, const CudaIpcBlock& block,
+                    const void* data, int device, bool same_device, Event written, std::optional<EventKey> key)
+      : state_(std::move(state)),
+        slab_(std::move(slab)),
+        owner_(block.owner),
+        lease_(block.lease),
+        data_(data),
+        bytes_(block.bytes),
+        device_(device),
+        same_device_(same_device),
+        written_(written),
+        key_(std::move(key)) {
+    std::lock_guard lock(state_->mutex);
+    ++state_->blocks_held;
+  }
+  ~ReadableBlockImpl() override {
+    {
+      std::lock_guard lock(state_->mutex);
+      --state_->blocks_held;
+    }
+    state_->let_go({std::move(slab_), owner_, lease_, {}}, streams_, device_, key_ ? &*key_ : nullptr);
+  }
+
+  const void* data() const override { return data_; }
+  std::uint64_t bytes() const override { return bytes_; }
+  int device() const override { return device_; }
+  bool own() const override { return !key_; }
+  bool same_device() const override { return same_device_; }
+  Status used_on(Stream stream) override {
+    CALLBOARD_TRY(check());
+    const CurrentDeviceGuard device(state_->runtime, *state_->health, device_);
+    CALLBOARD_TRY(device.status());
+    {
+      // Before the wait is queued: a stream that may have been told to read must be waited for.
+      std::lock_guard lock(mutex_);
+      if (std::find(streams_.begin(), streams_.end(), stream) == streams_.end()) streams_.push_back(stream);
+    }
+    return state_->health->note(state_->runtime.stream_wait_event(stream, written_), "cudaStreamWaitEvent");
+  }
+  Status check() const override {
+    CALLBOARD_TRY(state_->health->status());
+    if (state_->is_gone(owner_)) return fail(lost(owner_, "its process has ended"));
+    return {};
+  }
+
+ private:
+  const std::shared_ptr<ReaderState> state_;
+  std::shared_ptr<OpenSlab> slab_;
+  const ActorId owner_;
+  const LeaseId lease_;
+  const void* const data_;
+  const std::uint64_t bytes_;
+  const int device_;
+  const bool same_device_;
+  const Event written_;
+  const std::optional<EventKey> key_;  ///< none: our own memory
+
+  std::mutex mutex_;
+  std::vector<Stream> streams_;
+};
+
+// -- opening ---------------------------------------------------------------------------------------------------------
+
+Result<std::shared_ptr<ReadableBlock>> ReaderState::open(const CudaIpcBlock& block, Stream stream) {
+  CALLBOARD_TRY(health->status());
+  auto made = block.owner == options.self ? own_block(block) : others_block(block);
+  if (!made) {
+    if (!health->failed() && !is_gone(block.owner)) release(block.owner, block.lease);
+    return made;
+  }
+  CALLBOARD_TRY((*made)->used_on(stream));  // the lease is the block's now, and ends with it
+  return made;
+}
+
+Result<std::shared_ptr<ReadableBlock>> ReaderState::own_block(const CudaIpcBlock& block) {
+  if (!options.own_block) {
+    return fail(ErrorCode::kInternal, "this reader of " + options.self.to_string() + " was not given its own pool");
+  }
+  CALLBOARD_ASSIGN(const OwnBlock own, options.own_block(block));
+  DeviceUuid uuid;
+  std::memcpy(uuid.bytes.data(), block.handles.data(), std::min(block.handles.size(), uuid.bytes.size()));
+  const auto known = devices.find(uuid);
+  const int device = options.device ? *options.device : known == devices.end() ? 0 : known->second;
+  return std::make_shared<ReadableBlockImpl>(shared_from_this(), nullptr, block, own.address, device, true, own.written,
+                                             std::nullopt);
+}
+
+Result<std::shared_ptr<ReadableBlock>> ReaderState::others_block(const CudaIpcBlock& block) {
+  if (block.owner.name.empty() || block.handles.size() != CudaIpcBlock::kUuidBytes + 2 * CudaIpcBlock::kHandleBytes) {
+    return fail(ErrorCode::kMalformed, "a CUDA block of '" + block.owner.to_string() + "' has " +
+                                           std::to_string(block.handles.size()) + " bytes of handles");
+  }
+  DeviceUuid uuid;
+  std::memcpy(uuid.bytes.data(), block.device_uuid().data(), uuid.bytes.size());
+  const auto known = devices.find(uuid);
+  if (!options.device && known == devices.end()) {
+    return fail(ErrorCode::kUnsupported, uuid.to_string() + " of " + block.owner.to_string() + " is not visible here",
+                "set CUDA_VISIBLE_DEVICES to include it, or take copies through host memory");
+  }
+  const int device = options.device ? *options.device : known->second;
+  const bool same_device = known != devices.end() && known->second == device;
+  if (known != devices.end() && !same_device) {
+    bool can = false;
+    CALLBOARD_TRY(health->note(runtime.can_access_peer(device, known->second, &can), "cudaDeviceCanAccessPeer"));
+    if (!can) {
+      return fail(ErrorCode::kUnsupported,
+                  "device " + std::to_string(device) + " cannot reach memory of " + uuid.to_string() + " of " +
+                      block.owner.to_string(),
+                  "take copies through host memory");
+    }
+  }
+  const CurrentDeviceGuard current(runtime, *health, device);
+  CALLBOARD_TRY(current.status());
+  CALLBOARD_ASSIGN(std::shared_ptr<OpenSlab> slab, take_slab(block));
+
+  EventKey key{block.owner, {}};
+  std::memcpy(key.second.bytes.data(), block.event_handle().data(), key.second.bytes.size());
+  Result<Event> written = fail(Error());
+  if (block.offset > slab->bytes || block.bytes > slab->bytes - block.offset) {
+    written = fail(ErrorCode::kMalformed, "a block of " + std::to_string(block.bytes) + " bytes at " +
+                                              std::to_string(block.offset) + " lies outside a slab of " +
+                                              std::to_string(slab->bytes) + " of " + block.owner.to_string());
+  } else {
+    written = take_event(key);
+  }
+  if (!written) {
+    Ending ending;
+    {
+      std::lock_guard lock(mutex);
+      drop_block_locked(slab, Clock::now(), ending);
+    }
+    (void)finish(std::move(ending));
+    return fail(std::move(written).error());
+  }
+  const void* data = slab->base + block.offset;
+  return std::make_shared<ReadableBlockImpl>(shared_from_this(), std::move(slab), block, data, device, same_device,
+                                             *written, std::move(key));
+}
+
+/// The slab with one more block counted; opened if this is its first one.
+Result<std::shared_ptr<OpenSlab>> ReaderState::take_slab(const CudaIpcBlock& block) {
+  const SlabKey key{block.owner, block.slab};
+  std::unique_lock lock(mutex);
+  if (gone.contains(block.owner)) return fail(lost(block.owner, "its process has ended"));
+  const auto [place, first] = slabs.try_emplace(key);
+  if (first) {
+    place->second = std::make_shared<OpenSlab>();
+    place->second->key = key;
+  }
+  const std::shared_ptr<OpenSlab> slab = place->second;
+  ++slab->blocks;
+  const auto through = released_through.find(block.owner);
+  if (block.mapping > slab->mapping && !slab->trusted) {
+    slab->mapping = block.mapping;
+    slab->trusted = through == released_through.end() || block.mapping > through->second;
+  }
+  if (!first) {
+    const bool settled = opened.wait_for(lock, kOpenWait, [&] { return slab->phase != OpenSlab::Phase::kOpening; });
+    if (settled && slab->phase == OpenSlab::Phase::kOpen) return slab;
+    --slab->blocks;
+    if (settled) return fail(slab->error);
+    return fail(ErrorCode::kDeadlineExceeded,
+                "slab " + std::to_string(block.slab) + " of " + block.owner.to_string() +
+                    " is being opened by another thread for 30 s",
+                "the driver hangs; `callboard stacks` shows where");
+  }
+  lock.unlock();
+  const Result<AddressRange> done = open_slab(block);
+  lock.lock();
+  slab->phase = done ? OpenSlab::Phase::kOpen : OpenSlab::Phase::kFailed;
+  if (done) {
+    slab->base = static_cast<std::byte*>(done->base);
+    slab->bytes = done->bytes;
+  } else {
+    slab->error = done.error();
+    --slab->blocks;
+    if (const auto still = slabs.find(key); still != slabs.end() && still->second == slab) slabs.erase(still);
+  }
+  lock.unlock();
+  opened.notify_all();
+  if (!done) return fail(done.error());
+  return slab;
+}
+
+/// From the address that the slab has here to the end of what was really opened.
+Result<AddressRange> ReaderState::open_slab(const CudaIpcBlock& block) {
+  IpcMemoryHandle handle;
+  std::memcpy(handle.bytes.data(), block.memory_handle().data(), handle.bytes.size());
+  void* base = nullptr;
+  const std::string about = "slab " + std::to_string(block.slab) + " of " + block.owner.to_string();
+  const Code code = runtime.ipc_open_memory(&base, handle);
+  const Failure failure = code_info(code).failure;
+  if (!health->failed() && (failure == Failure::kUsage || failure == Failure::kStaleHandle)) {
+    // The arguments are right, so it is the handle that names nothing any more.
+    return fail(lost(block.owner, health->describe(code, "cudaIpcOpenMemHandle", about).message));
+  }
+  CALLBOARD_TRY(health->note(code, "cudaIpcOpenMemHandle", about));
+  // What was really opened, and not what a handle says of it.
+  AddressRange range;
+  if (const Status known = health->note(runtime.address_range(base, &range), "cuMemGetAddressRange", about); !known) {
+    if (!health->failed()) (void)health->note(runtime.ipc_close_memory(base), "cudaIpcCloseMemHandle", about);
+    return fail(known.error());
+  }
+  const auto before = static_cast<std::uint64_t>(static_cast<std::byte*>(base) - static_cast<std::byte*>(range.base));
+  return AddressRange{base, before <= range.bytes ? range.bytes - before : 0};
+}
+
+Result<Event> ReaderState::take_event(const EventKey& key) {
+  {
+    std::lock_guard lock(mutex);
+    if (const auto found = events.find(key); found != events.end()) {
+      ++found->second.users;
+      return found->second.event;
+    }
+  }
+  Event event = nullptr;
+  const Code code = runtime.ipc_open_event(&event, key.second);
+  const Failure failure = code_info(code).failure;
+  if (!health->failed() && (failure == Failure::kUsage || failure == Failure::kStaleHandle)) {
+    return fail(lost(key.first, health->describe(code, "cudaIpcOpenEventHandle").message));
+  }
+  CALLBOARD_TRY(health->note(code, "cudaIpcOpenEventHandle"));
+  Event twice = nullptr;
+  {
+    std::lock_guard lock(mutex);
+    const auto [place, first] = events.try_emplace(key);
+    if (first) {
+      place->second.event = event;
+    } else {
+      twice = std::exchange(event, place->second.event);  // another thread was faster
+    }
+    ++place->second.users;
+  }
+  if (twice != nullptr) (void)health->note(runtime.event_destroy(twice), "cudaEventDestroy");
+  return event;
+}
+
+// -- letting go ------------------------------------------------------------------------------------------------------
+
+Result<Event> ReaderState::local_event() {
+  {
+    std::lock_guard lock(mutex);
+    if (!local_events.empty()) {
+      const Event event = local_events.back();
+      local_events.pop_back();
+      return event;
+    }
+  }
+  Event event = nullptr;
+  CALLBOARD_TRY(health->note(runtime.event_create(&event, EventKind::kLocal), "cudaEventCreateWithFlags"));
+  return event;
+}
+
+void ReaderState::let_go(Releasing block, const std::vector<Stream>& streams, int device,
+                         const EventKey* event) noexcept {
+  {
+    const CurrentDeviceGuard current(runtime, *health, device);
+    if (!current.status()) return;  // SR-4: the device has failed, the end of this process ends the lease
+    for (const Stream stream : streams) {
+      if (Result<Event> read = local_event()) {
+        const bool recorded = health->note(runtime.event_record(*read, stream), "cudaEventRecord").has_value();
+        block.reads.push_back(*read);
+        if (recorded) continue;
+      }
+      // No event to be had: wait here. If that fails too, nobody knows when the reads are done, and the lease stays.
+      if (!health->note(runtime.stream_synchronize(stream), "cudaStreamSynchronize")) return;
+    }
+  }
+  Ending ending;
+  {
+    std::lock_guard lock(mutex);
+    if (event != nullptr) give_back_event_locked(*event, ending);
+    releasing.push_back(std::move(block));
+  }
+  (void)finish(std::move(ending));
+  (void)poll(Clock::now(), false);
+}
+
+void ReaderState::give_back_event_locked(const EventKey& key, Ending& ending) {
+  const auto found = events.find(key);
+  if (found == events.end()) return;
+  found->second.last_used = ++uses;
+  if (--found->second.users > 0) return;
+  auto oldest = found;
+  if (!gone.contains(key.first)) {
+    if (events.size() <= options.events_max) return;
+    for (auto other = events.begin(); other != events.end(); ++other) {
+      if (other->second.users == 0 && other->second.last_used < oldest->second.last_used) oldest = other;
+    }
+  }
+  ending.destroying.push_back(oldest->second.event);
+  events.erase(oldest);
+}
+
+void ReaderState::drop_block_locked(const std::shared_ptr<OpenSlab>& slab, TimePoint now, Ending& ending) {
+  if (--slab->blocks > 0) return;
+  slab->idle_since = now;
+  if (!slab->trusted || gone.contains(slab->key.first)) close_locked(slab, ending);
+}
+
+/// SR-3. From here on a handle that names this mapping's lease is not trusted: the lease is about to be released.
+void ReaderState::close_locked(const std::shared_ptr<OpenSlab>& slab, Ending& ending) {
+  const auto found = slabs.find(slab->key);
+  if (found != slabs.end() && found->second == slab) slabs.erase(found);
+  ending.closing.push_back(slab);
+  const ActorId& owner = slab->key.first;
+  if (slab->mapping == 0 || gone.contains(owner)) return;
+  LeaseId& through = released_through[owner];
+  through = std::max(through, slab->mapping);
+  ending.releasing.emplace_back(owner, slab->mapping);
+}
+
+void ReaderState::close_idle_locked(TimePoint now, Ending& ending) {
+  std::vector<std::shared_ptr<OpenSlab>> idle;
+  for (const auto& [key, slab] : slabs) {
+    if (slab->blocks == 0 && slab->phase == OpenSlab::Phase::kOpen) idle.push_back(slab);
+  }
+  std::sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) { return a->idle_since < b->idle_since; });
+  for (std::size_t i = 0; i < idle.size(); ++i) {
+    const bool too_many = idle.size() - i > options.idle_slabs_max;
+    if (too_many || after(idle[i]->idle_since, options.idle_slab_time) <= now) close_locked(idle[i], ending);
+  }
+}
+
+Status ReaderState::finish(Ending ending) {
+  Status status = health->status();
+  for (const Event event : ending.destroying) {
+    if (status) status = health->note(runtime.event_destroy(event), "cudaEventDestroy");
+  }
+  for (const auto& slab : ending.closing) {
+    if (status) status = health->note(runtime.ipc_close_memory(slab->base), "cudaIpcCloseMemHandle");
+  }
+  if (health->failed()) return health->status();
+  if (!status) return status;  // SR-3: what could not be closed is not released
+  for (const auto& [owner, lease] : ending.releasing) release(owner, lease);
+  return {};
+}
+
+Status ReaderState::poll(TimePoint now, bool wait) {
+  std::vector<Releasing> asked;
+  {
+    std::lock_guard lock(mutex);
+    asked.swap(releasing);
+  }
+  Status status = health->status();
+  std::vector<Releasing> waiting;
+  std::vector<Releasing> done;
+  std::vector<Event> unused;
+  for (Releasing& block : asked) {
+    while (status && !block.reads.empty()) {
+      const Event read = block.reads.back();
+      const Code code = wait ? runtime.event_synchronize(read) : runtime.event_query(read);
+      if (!wait && code_info(code).failure == Failure::kNotReady && !health->failed()) break;
+      status = health->note(code, wait ? "cudaEventSynchronize" : "cudaEventQuery");
+      if (!status) break;
+      unused.push_back(read);
+      block.reads.pop_back();
+    }
+    (status && block.reads.empty() ? done : waiting).push_back(std::move(block));
+  }
+  Ending ending;
+  {
+    std::lock_guard lock(mutex);
+    local_events.insert(local_events.end(), unused.begin(), unused.end());
+    releasing.insert(releasing.end(), std::make_move_iterator(waiting.begin()), std::make_move_iterator(waiting.end()));
+    for (const Releasing& block : done) {
+      if (block.slab) drop_block_locked(block.slab, now, ending);
+      if (!gone.contains(block.owner)) ending.releasing.emplace_back(block.owner, block.lease);
+    }
+    close_idle_locked(now, ending);
+  }
+  if (Status finished = finish(std::move(ending)); !finished) return finished;
+  return status;
+}
+
+bool ReaderState::pending() const {
+  std::lock_guard lock(mutex);
+  if (!releasing.empty()) return true;
+  return std::any_of(slabs.begin(), slabs.end(), [](const auto& entry) { return entry.second->blocks == 0; });
+}
+
+void ReaderState::owner_gone(const ActorId& owner) {
+  Ending ending;
+  {
+    std::lock_guard lock(mutex);
+    if (gone.insert(owner).second) {
+      gone_order.push_back(owner);
+      if (gone_order.size() > kGoneOwnersRemembered) {
+        gone.erase(gone_order.front());
+        gone_order.pop_front();
+      }
+    }
+    released_through.erase(owner);
+    std::vector<std::shared_ptr<OpenSlab>> unused;
+    for (const auto& [key, slab] : slabs) {
+      if (key.first == owner && slab->blocks == 0) unused.push_back(slab);
+    }
+    for (const auto& slab : unused) close_locked(slab, ending);
+    for (auto event = events.begin(); event != events.end();) {
+      if (event->first.first == owner && event->second.users == 0) {
+        ending.destroying.push_back(event->second.event);
+        event = events.erase(event);
+      } else {
+        ++event;
+      }
+    }
+  }
+  (void)finish(std::move(ending));
+}
+
+ReaderState::~ReaderState() {
+  (void)poll(Clock::now(), true);
+  Ending ending;
+  {
+    std::lock_guard lock(mutex);
+    while (!slabs.empty()) close_locked(slabs.begin()->second, ending);
+    for (const auto& [key, event] : events) ending.destroying.push_back(event.event);
+    ending.destroying.insert(ending.destroying.end(), local_events.begin(), local_events.end());
+  }
+  (void)finish(std::move(ending));
+}
+
+class SlabReaderImpl final : public SlabReader {
+ public:
+  explicit SlabReaderImpl(std::shared_ptr<ReaderState> state) : state_(std::move(state)) {}
+
+  Result<std::shared_ptr<ReadableBlock>> open(const CudaIpcBlock& block, Stream stream) override {
+    return state_->open(block, stream);
+  }
+  std::optional<int> visible(const DeviceUuid& uuid) const override {
+    const auto found = state_->devices.find(uuid);
+    if (found == state_->devices.end()) return std::nullopt;
+    return found->second;
+  }
+  Status poll(TimePoint now) override { return state_->poll(now, false); }
+  bool pending() const override { return state_->pending(); }
+  void owner_gone(const ActorId& owner) override { state_->owner_gone(owner); }
+  SlabReaderStats stats() const override {
+    std::lock_guard lock(state_->mutex);
+    SlabReaderStats stats;
+    stats.open_slabs = state_->slabs.size();
+    for (const auto& [key, slab] : state_->slabs) stats.open_bytes += slab->bytes;
+    stats.blocks = state_->blocks_held;
+    stats.releasing = state_->releasing.size();
+    stats.opened_events = state_->events.size();
+    return stats;
+  }
+
+ private:
+  const std::shared_ptr<ReaderState> state_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<SlabReader>> SlabReader::create(RuntimeTable& runtime, std::shared_ptr<DeviceHealth> health,
+                                                       SlabReaderOptions options, ReleaseFn release) {
+  auto state = std::make_shared<ReaderState>(runtime, health, std::move(options), std::move(release));
+  int count = 0;
+  CALLBOARD_TRY(health->note(runtime.device_count(&count), "cudaGetDeviceCount"));
+  for (int device = 0; device < count; ++device) {
+    DeviceProperties properties;
+    CALLBOARD_TRY(health->note(runtime.device_properties(device, &properties), "cudaGetDeviceProperties",
+                               "device " + std::to_string(device)));
+    state->devices.emplace(properties.uuid, device);
+  }
+  if (const std::optional<int> device = state->options.device; device && (*device < 0 || *device >= count)) {
+    return fail(
+        ErrorCode::kEnvironment,
+        "device " + std::to_string(*device) + " is not among the " + std::to_string(count) + " that are visible here",
+        "check CUDA_VISIBLE_DEVICES");
+  }
+  return std::make_unique<SlabReaderImpl>(std::move(state));
+}
+
+}  // namespace callboard::kernels::cuda
