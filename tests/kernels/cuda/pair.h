@@ -79,9 +79,9 @@ struct Reader : Side {
     REQUIRE(runtime->stream_synchronize(stream) == kSuccess);
     return bytes;
   }
-  std::unique_ptr<SlabReader> reader;
   std::vector<LeaseId> released;
-  bool deliver = true;  ///< releases reach the exporter at once
+  bool deliver = true;                 ///< releases reach the exporter at once
+  std::unique_ptr<SlabReader> reader;  ///< releases until its end
 };
 
 inline ErrorCode code_of(const Status& status) { return status ? ErrorCode::kOk : status.error().code; }
