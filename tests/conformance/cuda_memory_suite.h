@@ -1,0 +1,172 @@
+// What handing CUDA memory from one process to another must hold to, over any RuntimeTable. A test file gives
+// `std::optional<World> make_world()`: nothing where there is no such device, after it has said so.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/slab_reader.h"
+#include "kernels/cuda/transport_test.h"
+#include "tests/conformance/cuda_memory_text.h"
+#include "tests/kernels/memory/peer_process.h"
+#include "tests/support/test.h"
+
+namespace callboard::kernels::cuda::conformance {
+
+struct World {
+  RuntimeTable* runtime = nullptr;
+  std::vector<std::string> peer;  ///< command line of the exporter
+  std::function<void(int process)> after_kill = {};
+  std::shared_ptr<void> keep = {};
+};
+
+/// This process reads, another one exports.
+class Exchange {
+ public:
+  explicit Exchange(const World& world) : world_(world), peer_(world.peer) {
+    const std::string hello = peer_.ask("hello");
+    INFO(hello);
+    REQUIRE(hello.rfind("ok ", 0) == 0);
+    process_ = std::stoi(hello.substr(3));
+    SlabReaderOptions options;
+    options.self = kReader;
+    auto made = SlabReader::create(*world_.runtime, health, options, [this](const ActorId&, LeaseId lease) {
+      if (alive_) REQUIRE(peer_.ask("release " + std::to_string(lease)) == "ended");
+    });
+    REQUIRE(made);
+    reader = std::move(*made);
+    REQUIRE(world_.runtime->stream_create(&stream) == kSuccess);
+  }
+  ~Exchange() {
+    reader.reset();
+    world_.runtime->stream_destroy(stream);
+  }
+
+  std::string ask(const std::string& command) { return peer_.ask(command); }
+  CudaIpcBlock write(std::size_t bytes, int value) {
+    const std::string answer = ask("write " + std::to_string(bytes) + " " + std::to_string(value));
+    INFO(answer);
+    REQUIRE(answer.rfind("block ", 0) == 0);
+    return from_text(answer);
+  }
+  std::shared_ptr<ReadableBlock> open(const CudaIpcBlock& handle) {
+    auto block = reader->open(handle, stream);
+    if (!block) FAIL(block.error().to_string());
+    return *block;
+  }
+  void copy(std::string& to, const ReadableBlock& from) {
+    REQUIRE(world_.runtime->memcpy_async(to.data(), from.data(), to.size(), stream) == kSuccess);
+  }
+  void wait() { REQUIRE(world_.runtime->stream_synchronize(stream) == kSuccess); }
+  /// Until the reads are done and their leases released.
+  void settle(TimePoint now = Clock::now()) {
+    const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
+    do {
+      REQUIRE(reader->poll(now));
+    } while (reader->stats().releasing > 0 && Clock::now() < deadline);
+    REQUIRE(reader->stats().releasing == 0);
+  }
+  void kill() {
+    alive_ = false;
+    peer_.kill();
+    if (world_.after_kill) world_.after_kill(process_);
+  }
+
+  std::shared_ptr<DeviceHealth> health = std::make_shared<DeviceHealth>("the reader's device");
+  Stream stream = nullptr;
+  std::unique_ptr<SlabReader> reader;
+
+ private:
+  const World world_;
+  test::PeerProcess peer_;
+  bool alive_ = true;
+  int process_ = 0;
+};
+
+/// The last byte is the one that is written last.
+constexpr std::size_t kLargeBytes = 3u << 20;
+
+inline void check_order(Exchange& exchange) {
+  exchange.open(exchange.write(kLargeBytes, 'a')).reset();
+  exchange.settle();
+  REQUIRE(exchange.ask("slow") == "ok");
+  const auto block = exchange.open(exchange.write(kLargeBytes, 'b'));
+  std::string seen(kLargeBytes, '?');
+  exchange.copy(seen, *block);
+  REQUIRE(exchange.ask("go") == "ok");
+  exchange.wait();
+  REQUIRE(block->check());
+  CHECK((seen == std::string(kLargeBytes, 'b')));
+}
+
+inline void check_rounds(Exchange& exchange) {
+  for (int round = 0; round < 100; ++round) {
+    const char value = static_cast<char>('A' + round % 26);
+    const std::size_t bytes = 70'000 + static_cast<std::size_t>(round) * 977;
+    auto block = exchange.open(exchange.write(bytes, value));
+    std::string seen(bytes, '?');
+    exchange.copy(seen, *block);
+    block.reset();  // the lease lasts until the copy is done
+    exchange.wait();
+    CHECK((seen == std::string(bytes, value)));
+    exchange.settle();
+  }
+  CHECK(exchange.reader->stats().open_slabs == 1);
+}
+
+inline void check_given_back(Exchange& exchange) {
+  exchange.open(exchange.write(kLargeBytes, 'x')).reset();
+  exchange.settle();
+  CHECK(exchange.ask("give_back") == "0 1 1");  // open here still
+  exchange.settle(Clock::now() + std::chrono::minutes(1));
+  CHECK(exchange.reader->stats().open_slabs == 0);
+  CHECK(exchange.ask("give_back") == "0 0 0");
+}
+
+inline void check_death(Exchange& exchange) {
+  auto block = exchange.open(exchange.write(kLargeBytes, 'y'));
+  const CudaIpcBlock later = exchange.write(kLargeBytes, 'z');
+  exchange.kill();
+  exchange.reader->owner_gone(kExporter);
+  REQUIRE_FALSE(block->check());
+  CHECK(block->check().error().code == ErrorCode::kTensorLost);
+  const auto refused = exchange.reader->open(later, exchange.stream);
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().code == ErrorCode::kTensorLost);
+  block.reset();
+  exchange.settle();
+  CHECK(exchange.reader->stats().open_slabs == 0);
+  CHECK_FALSE(exchange.health->failed());
+}
+
+inline void check_nonce(Exchange& exchange, RuntimeTable& runtime) {
+  const CudaIpcBlock offer = from_text(exchange.ask("offer"));
+  const auto answer = answer_offer(runtime, *exchange.health, *exchange.reader, offer, exchange.stream);
+  REQUIRE(answer);
+  INFO(answer->problem);
+  CHECK(answer->path == TransportPath::kIpc);
+  exchange.settle();
+  CHECK(exchange.ask("judge " + std::to_string(static_cast<int>(answer->path)) + " " +
+                     to_hex({answer->read.data(), answer->read.size()})) == "ipc");
+  const CudaIpcBlock again = from_text(exchange.ask("offer"));
+  CHECK(exchange.ask("judge 1 " + to_hex({answer->read.data(), answer->read.size()})) == "host copy");
+}
+
+}  // namespace callboard::kernels::cuda::conformance
+
+#define CALLBOARD_CUDA_MEMORY_CASE(text, ...)                      \
+  TEST_CASE("CUDA memory between two processes: " text) {          \
+    namespace suite = callboard::kernels::cuda::conformance;       \
+    const std::optional<suite::World> world = suite::make_world(); \
+    if (!world) return;                                            \
+    suite::Exchange exchange(*world);                              \
+    __VA_ARGS__;                                                   \
+  }
+#define CALLBOARD_CUDA_MEMORY_SUITE()                                                                        \
+  CALLBOARD_CUDA_MEMORY_CASE("a reader waits for the writer", suite::check_order(exchange))                  \
+  CALLBOARD_CUDA_MEMORY_CASE("a hundred results, each with its own bytes", suite::check_rounds(exchange))    \
+  CALLBOARD_CUDA_MEMORY_CASE("a slab goes when its reader has closed it", suite::check_given_back(exchange)) \
+  CALLBOARD_CUDA_MEMORY_CASE("a killed exporter's blocks are lost", suite::check_death(exchange))            \
+  CALLBOARD_CUDA_MEMORY_CASE("the nonce shows the way", suite::check_nonce(exchange, *world->runtime))
