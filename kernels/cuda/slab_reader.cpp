@@ -89,7 +89,7 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
   // with the lock
   void give_back_event_locked(const EventKey& key, Ending& ending);
   void drop_block_locked(const std::shared_ptr<OpenSlab>& slab, TimePoint now, Ending& ending);
-  void close_locked(const std::shared_ptr<OpenSlab>& slab, Ending& ending);
+  void close_locked(std::shared_ptr<OpenSlab> slab, Ending& ending);
   void close_idle_locked(TimePoint now, Ending& ending);
 
   RuntimeTable& runtime;
@@ -419,7 +419,7 @@ void ReaderState::drop_block_locked(const std::shared_ptr<OpenSlab>& slab, TimeP
 }
 
 /// SR-3. From here on a handle that names this mapping's lease is not trusted: the lease is about to be released.
-void ReaderState::close_locked(const std::shared_ptr<OpenSlab>& slab, Ending& ending) {
+void ReaderState::close_locked(std::shared_ptr<OpenSlab> slab, Ending& ending) {
   const auto found = slabs.find(slab->key);
   if (found != slabs.end() && found->second == slab) slabs.erase(found);
   ending.closing.push_back(slab);
