@@ -11,6 +11,8 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/cuda/opened_events.h"
+
 namespace callboard::kernels::cuda {
 
 namespace {
@@ -20,7 +22,6 @@ constexpr std::size_t kGoneOwnersRemembered = 256;
 constexpr std::chrono::seconds kOpenWait{30};
 
 using SlabKey = std::pair<ActorId, SegmentId>;
-using EventKey = std::pair<ActorId, IpcEventHandle>;
 
 /// A slab of another process. Changes under the lock; `base` and `bytes` are constant once it is open.
 struct OpenSlab {
@@ -34,12 +35,6 @@ struct OpenSlab {
   LeaseId mapping = 0;
   bool trusted = false;  ///< the lease `mapping` stands; else close with the last block
   TimePoint idle_since;
-};
-
-struct OpenedEvent {
-  Event event = nullptr;
-  std::size_t users = 0;
-  std::uint64_t last_used = 0;
 };
 
 /// A block that was let go while reads of it may be under way.
@@ -57,7 +52,6 @@ struct Ending {
     LeaseId lease = 0;
     std::shared_ptr<OpenSlab> slab;  ///< not before it is closed, if it is among those; none: at once
   };
-  std::vector<Event> destroying;
   std::vector<std::shared_ptr<OpenSlab>> closing;
   std::vector<Release> releasing;
 };
@@ -65,7 +59,11 @@ struct Ending {
 struct ReaderState : std::enable_shared_from_this<ReaderState> {
   ReaderState(RuntimeTable& table, std::shared_ptr<DeviceHealth> of_device, SlabReaderOptions with,
               SlabReader::ReleaseFn on_release)
-      : runtime(table), health(std::move(of_device)), options(std::move(with)), release(std::move(on_release)) {}
+      : runtime(table),
+        health(std::move(of_device)),
+        options(std::move(with)),
+        release(std::move(on_release)),
+        events(table, *health, options.events_max) {}
   ~ReaderState();
 
   Result<std::shared_ptr<ReadableBlock>> open(const CudaIpcBlock& block, Stream stream);
@@ -73,9 +71,8 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
   Result<std::shared_ptr<ReadableBlock>> others_block(const CudaIpcBlock& block);
   Result<std::shared_ptr<OpenSlab>> take_slab(const CudaIpcBlock& block);
   Result<AddressRange> open_slab(const CudaIpcBlock& block);
-  Result<Event> take_event(const EventKey& key);
   Result<Event> local_event();
-  void let_go(Releasing block, const std::vector<Stream>& streams, int device, const EventKey* event) noexcept;
+  void let_go(Releasing block, const std::vector<Stream>& streams, int device, const OpenedEvents::Key* event) noexcept;
   Status finish(Ending ending);
   void keep_unclosed(const std::shared_ptr<OpenSlab>& slab);
   Status poll(TimePoint now, bool wait);
@@ -87,7 +84,6 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
   }
 
   // with the lock
-  void give_back_event_locked(const EventKey& key, Ending& ending);
   void drop_block_locked(const std::shared_ptr<OpenSlab>& slab, TimePoint now, Ending& ending);
   void close_locked(std::shared_ptr<OpenSlab> slab, Ending& ending);
   void close_idle_locked(TimePoint now, Ending& ending);
@@ -97,17 +93,16 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
   const SlabReaderOptions options;
   const SlabReader::ReleaseFn release;
   std::map<DeviceUuid, int> devices;  // constant once created
+  OpenedEvents events;
 
   mutable std::mutex mutex;
   std::condition_variable opened;
   std::map<SlabKey, std::shared_ptr<OpenSlab>> slabs;
-  std::map<EventKey, OpenedEvent> events;
   std::vector<Event> local_events;  // unused ones; as many as reads were under way at once
   std::vector<Releasing> releasing;
   std::map<ActorId, LeaseId> released_through;  // highest lease on a mapping that was released, by live owner
   std::set<ActorId> gone;
   std::deque<ActorId> gone_order;
-  std::uint64_t uses = 0;
   std::size_t blocks_held = 0;
 };
 
@@ -119,7 +114,7 @@ Error lost(const ActorId& owner, const std::string& why) {
 class ReadableBlockImpl final : public ReadableBlock {
  public:
   ReadableBlockImpl(std::shared_ptr<ReaderState> state, std::shared_ptr<OpenSlab> slab, const CudaIpcBlock& block,
-                    const void* data, int device, bool same_device, Event written, std::optional<EventKey> key)
+                    const void* data, int device, bool same_device, Event written, std::optional<OpenedEvents::Key> key)
       : state_(std::move(state)),
         slab_(std::move(slab)),
         owner_(block.owner),
@@ -173,7 +168,7 @@ class ReadableBlockImpl final : public ReadableBlock {
   const int device_;
   const bool same_device_;
   const Event written_;
-  const std::optional<EventKey> key_;  ///< none: our own memory
+  const std::optional<OpenedEvents::Key> key_;  ///< none: our own memory
 
   std::mutex mutex_;
   std::vector<Stream> streams_;
@@ -233,7 +228,7 @@ Result<std::shared_ptr<ReadableBlock>> ReaderState::others_block(const CudaIpcBl
   CALLBOARD_TRY(current.status());
   CALLBOARD_ASSIGN(std::shared_ptr<OpenSlab> slab, take_slab(block));
 
-  EventKey key{block.owner, {}};
+  OpenedEvents::Key key{block.owner, {}};
   std::memcpy(key.second.bytes.data(), block.event_handle().data(), key.second.bytes.size());
   Result<Event> written = fail(Error());
   if (block.offset > slab->bytes || block.bytes > slab->bytes - block.offset) {
@@ -241,7 +236,7 @@ Result<std::shared_ptr<ReadableBlock>> ReaderState::others_block(const CudaIpcBl
                                               std::to_string(block.offset) + " lies outside a slab of " +
                                               std::to_string(slab->bytes) + " of " + block.owner.to_string());
   } else {
-    written = take_event(key);
+    written = events.take(key);
   }
   if (!written) {
     Ending ending;
@@ -325,36 +320,6 @@ Result<AddressRange> ReaderState::open_slab(const CudaIpcBlock& block) {
   return AddressRange{base, before <= range.bytes ? range.bytes - before : 0};
 }
 
-Result<Event> ReaderState::take_event(const EventKey& key) {
-  {
-    std::lock_guard lock(mutex);
-    if (const auto found = events.find(key); found != events.end()) {
-      ++found->second.users;
-      return found->second.event;
-    }
-  }
-  Event event = nullptr;
-  const Code code = runtime.ipc_open_event(&event, key.second);
-  const Failure failure = code_info(code).failure;
-  if (!health->failed() && (failure == Failure::kUsage || failure == Failure::kStaleHandle)) {
-    return fail(lost(key.first, health->describe(code, "cudaIpcOpenEventHandle").message));
-  }
-  CALLBOARD_TRY(health->note(code, "cudaIpcOpenEventHandle"));
-  Event twice = nullptr;
-  {
-    std::lock_guard lock(mutex);
-    const auto [place, first] = events.try_emplace(key);
-    if (first) {
-      place->second.event = event;
-    } else {
-      twice = std::exchange(event, place->second.event);  // another thread was faster
-    }
-    ++place->second.users;
-  }
-  if (twice != nullptr) (void)health->note(runtime.event_destroy(twice), "cudaEventDestroy");
-  return event;
-}
-
 // -- letting go ------------------------------------------------------------------------------------------------------
 
 Result<Event> ReaderState::local_event() {
@@ -372,7 +337,7 @@ Result<Event> ReaderState::local_event() {
 }
 
 void ReaderState::let_go(Releasing block, const std::vector<Stream>& streams, int device,
-                         const EventKey* event) noexcept {
+                         const OpenedEvents::Key* event) noexcept {
   {
     const CurrentDeviceGuard current(runtime, *health, device);
     if (!current.status()) return;  // SR-4: the device has failed, the end of this process ends the lease
@@ -386,30 +351,12 @@ void ReaderState::let_go(Releasing block, const std::vector<Stream>& streams, in
       if (!health->note(runtime.stream_synchronize(stream), "cudaStreamSynchronize")) return;
     }
   }
-  Ending ending;
+  if (event != nullptr) events.give_back(*event);
   {
     std::lock_guard lock(mutex);
-    if (event != nullptr) give_back_event_locked(*event, ending);
     releasing.push_back(std::move(block));
   }
-  (void)finish(std::move(ending));
   (void)poll(Clock::now(), false);
-}
-
-void ReaderState::give_back_event_locked(const EventKey& key, Ending& ending) {
-  const auto found = events.find(key);
-  if (found == events.end()) return;
-  found->second.last_used = ++uses;
-  if (--found->second.users > 0) return;
-  auto oldest = found;
-  if (!gone.contains(key.first)) {
-    if (events.size() <= options.events_max) return;
-    for (auto other = events.begin(); other != events.end(); ++other) {
-      if (other->second.users == 0 && other->second.last_used < oldest->second.last_used) oldest = other;
-    }
-  }
-  ending.destroying.push_back(oldest->second.event);
-  events.erase(oldest);
 }
 
 void ReaderState::drop_block_locked(const std::shared_ptr<OpenSlab>& slab, TimePoint now, Ending& ending) {
@@ -444,9 +391,6 @@ void ReaderState::close_idle_locked(TimePoint now, Ending& ending) {
 
 Status ReaderState::finish(Ending ending) {
   Status status = health->status();
-  for (const Event event : ending.destroying) {
-    if (status) status = health->note(runtime.event_destroy(event), "cudaEventDestroy");
-  }
   std::vector<std::shared_ptr<OpenSlab>> unclosed;
   for (const auto& slab : ending.closing) {
     if (health->failed()) break;
@@ -535,15 +479,8 @@ void ReaderState::owner_gone(const ActorId& owner) {
       if (key.first == owner && slab->blocks == 0) unused.push_back(slab);
     }
     for (const auto& slab : unused) close_locked(slab, ending);
-    for (auto event = events.begin(); event != events.end();) {
-      if (event->first.first == owner && event->second.users == 0) {
-        ending.destroying.push_back(event->second.event);
-        event = events.erase(event);
-      } else {
-        ++event;
-      }
-    }
   }
+  events.owner_gone(owner);
   (void)finish(std::move(ending));
 }
 
@@ -553,10 +490,11 @@ ReaderState::~ReaderState() {
   {
     std::lock_guard lock(mutex);
     while (!slabs.empty()) close_locked(slabs.begin()->second, ending);
-    for (const auto& [key, event] : events) ending.destroying.push_back(event.event);
-    ending.destroying.insert(ending.destroying.end(), local_events.begin(), local_events.end());
   }
   (void)finish(std::move(ending));
+  for (const Event event : local_events) {
+    if (!health->failed()) (void)health->note(runtime.event_destroy(event), "cudaEventDestroy");
+  }
 }
 
 class SlabReaderImpl final : public SlabReader {
