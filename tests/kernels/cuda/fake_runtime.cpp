@@ -1,12 +1,9 @@
 #include "tests/kernels/cuda/fake_runtime.h"
 
-#include <fcntl.h>
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -18,10 +15,7 @@ namespace callboard::kernels::cuda::testing {
 
 namespace {
 
-constexpr std::size_t kAllocationsMax = 256;
-constexpr std::size_t kEventsMax = 1'024;
-constexpr std::size_t kProcessesMax = 64;
-constexpr unsigned char kFreedByte = 0xdd;
+constexpr std::size_t kPage = 4096;
 constexpr std::chrono::seconds kHangs{60};
 
 constexpr Code kInvalidValue = 1;
@@ -64,92 +58,9 @@ constexpr const char* kCallNames[kCallCount] = {"device_count",
                                                 "get_last_error",
                                                 "peek_at_last_error"};
 
-/// The start of each part of 64 KiB, where tests keep their bytes.
-void overwrite(std::byte* memory, std::uint64_t bytes) {
-  constexpr std::uint64_t kPart = 64u << 10;
-  for (std::uint64_t at = 0; at < bytes; at += kPart) {
-    std::memset(memory + at, kFreedByte, std::min<std::uint64_t>(bytes - at, 512));
-  }
-}
-
-/// What handles hold; the rest of their 64 bytes is zero.
-struct HandleBytes {
-  std::uint64_t magic = 0;
-  std::uint64_t slot = 0;
-  std::uint64_t serial = 0;
-  std::uint64_t process = 0;
-};
-constexpr std::uint64_t kMemoryMagic = 0x4d454d4f52593031;
-constexpr std::uint64_t kEventMagic = 0x4556454e54303031;
-
-template <class Handle>
-void put(Handle& handle, const HandleBytes& bytes) {
-  handle.bytes.fill(0);
-  std::memcpy(handle.bytes.data(), &bytes, sizeof bytes);
-}
-template <class Handle>
-HandleBytes get(const Handle& handle) {
-  HandleBytes bytes;
-  std::memcpy(&bytes, handle.bytes.data(), sizeof bytes);
-  return bytes;
-}
-
 }  // namespace
 
-struct SharedDevice {
-  DeviceUuid uuid;
-  std::uint64_t bytes = 0;
-  bool ipc_events = true;
-  bool peers[FakeMachine::kDevicesMax] = {};
-};
-struct SharedAllocation {
-  bool used = false;
-  std::uint64_t serial = 0;
-  int device = 0;
-  std::uint64_t offset = 0;  ///< in the device
-  std::uint64_t bytes = 0;
-  std::size_t process = 0;
-  std::size_t opens = 0;
-};
-struct SharedEvent {
-  bool used = false;
-  std::uint64_t serial = 0;
-  std::size_t process = 0;
-  std::uint64_t recorded = 0;   ///< number of the last record that was queued
-  std::uint64_t completed = 0;  ///< number of the last one that was done
-};
-
-struct SharedMachine {
-  pthread_mutex_t mutex;
-  int devices = 0;
-  std::uint64_t device_bytes = 0;
-  SharedDevice device[FakeMachine::kDevicesMax];
-  SharedAllocation allocations[kAllocationsMax];
-  SharedEvent events[kEventsMax];
-  bool alive[kProcessesMax] = {};  ///< by number, which begins at 1 and never comes again
-  std::size_t processes = 0;
-  std::uint64_t serial = 0;
-  std::size_t violations = 0;
-};
-
 namespace {
-
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kHeaderBytes = (sizeof(SharedMachine) + kPage - 1) / kPage * kPage;
-
-/// The machine's lock; a process that dies with it leaves consistent enough state for its tests.
-class MachineLock {
- public:
-  explicit MachineLock(SharedMachine& machine) : machine_(machine) {
-    if (::pthread_mutex_lock(&machine_.mutex) == EOWNERDEAD) ::pthread_mutex_consistent(&machine_.mutex);
-  }
-  ~MachineLock() { ::pthread_mutex_unlock(&machine_.mutex); }
-  MachineLock(const MachineLock&) = delete;
-  MachineLock& operator=(const MachineLock&) = delete;
-
- private:
-  SharedMachine& machine_;
-};
 
 /// The runtime's current device is the thread's; each simulated process has its own.
 thread_local std::map<const FakeRuntime*, int> current_devices;
@@ -157,91 +68,6 @@ thread_local std::map<const FakeRuntime*, int> current_devices;
 }  // namespace
 
 std::string call_name(Call call) { return kCallNames[static_cast<int>(call)]; }
-
-// -- the machine -----------------------------------------------------------------------------------------------------
-
-FakeMachine::FakeMachine(UniqueFd fd, SharedMachine* shared, std::byte* data, std::size_t mapped)
-    : fd_(std::move(fd)), shared_(shared), data_(data), mapped_(mapped) {}
-
-FakeMachine::~FakeMachine() { ::munmap(shared_, mapped_); }
-
-std::shared_ptr<FakeMachine> FakeMachine::create(int devices, std::uint64_t device_bytes) {
-  CALLBOARD_CHECK(devices <= kDevicesMax, "a fake machine has few devices");
-  UniqueFd fd(::memfd_create("fake-gpu", MFD_CLOEXEC));
-  const std::size_t bytes = kHeaderBytes + static_cast<std::size_t>(devices) * device_bytes;
-  CALLBOARD_CHECK(fd && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0, "the fake machine needs memory");
-  void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  CALLBOARD_CHECK(mapped != MAP_FAILED, "the fake machine needs memory");
-  auto* shared = new (mapped) SharedMachine;
-  pthread_mutexattr_t attributes;
-  ::pthread_mutexattr_init(&attributes);
-  ::pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  ::pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  ::pthread_mutex_init(&shared->mutex, &attributes);
-  ::pthread_mutexattr_destroy(&attributes);
-  shared->devices = devices;
-  shared->device_bytes = device_bytes;
-  for (int i = 0; i < devices; ++i) {
-    SharedDevice& device = shared->device[i];
-    device.uuid.bytes.fill(static_cast<char>('A' + i));
-    device.bytes = device_bytes;
-    for (bool& peer : device.peers) peer = true;
-  }
-  return std::shared_ptr<FakeMachine>(
-      new FakeMachine(std::move(fd), shared, static_cast<std::byte*>(mapped) + kHeaderBytes, bytes));
-}
-
-std::shared_ptr<FakeMachine> FakeMachine::attach(const std::string& path) {
-  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  CALLBOARD_CHECK(fd, "the fake machine of another process must be there");
-  const off_t bytes = ::lseek(fd.get(), 0, SEEK_END);
-  void* mapped = ::mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
-  CALLBOARD_CHECK(mapped != MAP_FAILED, "the fake machine must be mapped");
-  return std::shared_ptr<FakeMachine>(new FakeMachine(std::move(fd), static_cast<SharedMachine*>(mapped),
-                                                      static_cast<std::byte*>(mapped) + kHeaderBytes,
-                                                      static_cast<std::size_t>(bytes)));
-}
-
-std::string FakeMachine::path() const {
-  return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(fd_.get());
-}
-void FakeMachine::set_peer_access(int device, int peer, bool can) {
-  const MachineLock lock(*shared_);
-  shared_->device[device].peers[peer] = can;
-}
-void FakeMachine::set_ipc_events(int device, bool can) {
-  const MachineLock lock(*shared_);
-  shared_->device[device].ipc_events = can;
-}
-DeviceUuid FakeMachine::uuid(int device) const { return shared_->device[device].uuid; }
-std::uint64_t FakeMachine::used_bytes(int device) const {
-  const MachineLock lock(*shared_);
-  std::uint64_t bytes = 0;
-  for (const SharedAllocation& one : shared_->allocations) bytes += one.used && one.device == device ? one.bytes : 0;
-  return bytes;
-}
-std::size_t FakeMachine::allocations() const {
-  const MachineLock lock(*shared_);
-  return static_cast<std::size_t>(std::count_if(std::begin(shared_->allocations), std::end(shared_->allocations),
-                                                [](const SharedAllocation& one) { return one.used; }));
-}
-std::size_t FakeMachine::violations() const {
-  const MachineLock lock(*shared_);
-  return shared_->violations;
-}
-
-void FakeMachine::end_process(std::size_t process) {
-  const MachineLock lock(*shared_);
-  shared_->alive[process] = false;
-  for (SharedAllocation& one : shared_->allocations) {
-    if (!one.used || one.process != process) continue;
-    overwrite(data_ + static_cast<std::size_t>(one.device) * shared_->device_bytes + one.offset, one.bytes);
-    one.used = false;
-  }
-  for (SharedEvent& one : shared_->events) {
-    if (one.used && one.process == process) one.completed = one.recorded;
-  }
-}
 
 // -- a process -------------------------------------------------------------------------------------------------------
 
@@ -258,11 +84,11 @@ std::vector<int> all_devices(std::vector<int> visible, int count) {
 }  // namespace
 
 FakeRuntime::FakeRuntime(std::shared_ptr<FakeMachine> machine, std::vector<int> visible)
-    : machine_(std::move(machine)), visible_(all_devices(std::move(visible), machine_->shared_->devices)) {
-  const MachineLock lock(*machine_->shared_);
-  process_ = ++machine_->shared_->processes;
+    : machine_(std::move(machine)), visible_(all_devices(std::move(visible), machine_->shared().devices)) {
+  const MachineLock lock(machine_->shared());
+  process_ = ++machine_->shared().processes;
   CALLBOARD_CHECK(process_ < kProcessesMax, "a fake machine has room for few processes");
-  machine_->shared_->alive[process_] = true;
+  machine_->shared().alive[process_] = true;
 }
 
 FakeRuntime::~FakeRuntime() {
@@ -276,7 +102,7 @@ void FakeRuntime::die() {
   dead_ = true;
   for (const auto& [base, range] : ranges_) ::munmap(const_cast<std::byte*>(base), range.bytes);
   {
-    SharedMachine& machine = *machine_->shared_;
+    SharedMachine& machine = machine_->shared();
     const MachineLock machine_lock(machine);
     for (const auto& [base, range] : ranges_) {
       SharedAllocation& allocation = machine.allocations[range.allocation];
@@ -354,8 +180,8 @@ Code FakeRuntime::device_count(int* count) {
 Code FakeRuntime::device_properties(int device, DeviceProperties* properties) {
   FAKE_BEGIN(Call::kDeviceProperties);
   if (device < 0 || device >= static_cast<int>(visible_.size())) return end(kInvalidDevice);
-  const MachineLock machine(*machine_->shared_);
-  const SharedDevice& found = machine_->shared_->device[visible_[static_cast<std::size_t>(device)]];
+  const MachineLock machine(machine_->shared());
+  const SharedDevice& found = machine_->shared().device[visible_[static_cast<std::size_t>(device)]];
   *properties = {"Fake GPU", found.uuid, 9, 0, found.bytes, found.ipc_events};
   return kSuccess;
 }
@@ -375,8 +201,9 @@ Code FakeRuntime::can_access_peer(int device, int peer, bool* can) {
   FAKE_BEGIN(Call::kCanAccessPeer);
   const auto count = static_cast<int>(visible_.size());
   if (device < 0 || peer < 0 || device >= count || peer >= count) return end(kInvalidDevice);
-  const MachineLock machine(*machine_->shared_);
-  *can = machine_->shared_->device[visible_[static_cast<std::size_t>(device)]]
+  const MachineLock machine(machine_->shared());
+  *can = machine_->shared()
+             .device[visible_[static_cast<std::size_t>(device)]]
              .peers[visible_[static_cast<std::size_t>(peer)]];
   return kSuccess;
 }
@@ -396,28 +223,11 @@ std::optional<std::pair<const std::byte*, FakeRuntime::Range>> FakeRuntime::find
 std::byte* FakeRuntime::resolve(const void* pointer) const {
   const auto range = find_range(pointer);
   if (!range) return static_cast<std::byte*>(const_cast<void*>(pointer));
-  const SharedAllocation& allocation = machine_->shared_->allocations[range->second.allocation];
-  return machine_->data_ + static_cast<std::size_t>(allocation.device) * machine_->shared_->device_bytes +
-         allocation.offset + (static_cast<const std::byte*>(pointer) - range->first);
+  const SharedAllocation& allocation = machine_->shared().allocations[range->second.allocation];
+  return machine_->at(allocation.device, allocation.offset) + (static_cast<const std::byte*>(pointer) - range->first);
 }
 
 namespace {
-
-/// The lowest place on the device that is long enough.
-std::optional<std::uint64_t> find_place(const SharedMachine& machine, int device, std::uint64_t bytes) {
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> taken;
-  for (const SharedAllocation& one : machine.allocations) {
-    if (one.used && one.device == device) taken.emplace_back(one.offset, one.offset + one.bytes);
-  }
-  std::sort(taken.begin(), taken.end());
-  std::uint64_t at = 0;
-  for (const auto& [first, end] : taken) {
-    if (first - at >= bytes) return at;
-    at = end;
-  }
-  if (machine.device[device].bytes - at >= bytes) return at;
-  return std::nullopt;
-}
 
 /// Addresses that nothing can be read from.
 std::byte* reserve(std::uint64_t bytes) {
@@ -432,7 +242,7 @@ Code FakeRuntime::malloc(void** pointer, std::size_t bytes) {
   FAKE_BEGIN(Call::kMalloc);
   if (bytes == 0) return end(kInvalidValue);
   const std::uint64_t whole = (bytes + kPage - 1) / kPage * kPage;
-  SharedMachine& machine = *machine_->shared_;
+  SharedMachine& machine = machine_->shared();
   const MachineLock machine_lock(machine);
   const int device = current();
   const auto place = find_place(machine, device, whole);
@@ -459,12 +269,11 @@ Code FakeRuntime::free(void* pointer) {
   if (drained != kSuccess) return end(drained);
   ::munmap(pointer, range.bytes);
   ranges_.erase(found);
-  SharedMachine& machine = *machine_->shared_;
+  SharedMachine& machine = machine_->shared();
   const MachineLock machine_lock(machine);
   SharedAllocation& allocation = machine.allocations[range.allocation];
   if (allocation.opens > 0) ++machine.violations;
-  overwrite(machine_->data_ + static_cast<std::size_t>(allocation.device) * machine.device_bytes + allocation.offset,
-            allocation.bytes);
+  overwrite(machine_->at(allocation.device, allocation.offset), allocation.bytes);
   allocation.used = false;
   return kSuccess;
 }
@@ -483,7 +292,7 @@ Code FakeRuntime::free_host(void* pointer) {
 Code FakeRuntime::mem_get_info(MemoryInfo* info) {
   FAKE_BEGIN(Call::kMemGetInfo);
   const std::uint64_t used = machine_->used_bytes(current());
-  const std::uint64_t total = machine_->shared_->device[current()].bytes;
+  const std::uint64_t total = machine_->shared().device[current()].bytes;
   *info = {total - used, total};
   return kSuccess;
 }
@@ -506,12 +315,12 @@ Code FakeRuntime::memcpy_async(void* to, const void* from, std::size_t bytes, St
 
 void FakeRuntime::write(void* device_pointer, const std::string& bytes) {
   std::lock_guard lock(mutex_);
-  const MachineLock machine(*machine_->shared_);
+  const MachineLock machine(machine_->shared());
   std::memcpy(resolve(device_pointer), bytes.data(), bytes.size());
 }
 std::string FakeRuntime::read(const void* device_pointer, std::size_t bytes) const {
   std::lock_guard lock(mutex_);
-  const MachineLock machine(*machine_->shared_);
+  const MachineLock machine(machine_->shared());
   return {reinterpret_cast<const char*>(resolve(device_pointer)), bytes};
 }
 std::size_t FakeRuntime::open_mappings() const {
@@ -541,7 +350,7 @@ FakeRuntime::StreamQueue* FakeRuntime::find_stream(Stream stream) {
 
 /// Does all that can be done now. True if something was.
 bool FakeRuntime::pump_locked() {
-  SharedMachine& machine = *machine_->shared_;
+  SharedMachine& machine = machine_->shared();
   const MachineLock machine_lock(machine);
   bool any = false;
   const auto pump_one = [&](StreamQueue& queue) {
@@ -580,7 +389,7 @@ Code FakeRuntime::wait_until(Done done) {
     if (done()) return kSuccess;
     CALLBOARD_CHECK(std::chrono::steady_clock::now() < deadline, "a stream that is waited for must get on");
     mutex_.unlock();
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    std::this_thread::yield();
     mutex_.lock();
   }
 }
@@ -632,8 +441,8 @@ Code FakeRuntime::stream_wait_event(Stream stream, Event event) {
   if (queue == nullptr || ref == nullptr) return end(kInvalidHandle);
   std::uint64_t recorded = 0;
   {
-    const MachineLock machine(*machine_->shared_);
-    const SharedEvent& shared = machine_->shared_->events[ref->slot];
+    const MachineLock machine(machine_->shared());
+    const SharedEvent& shared = machine_->shared().events[ref->slot];
     if (!shared.used || shared.serial != ref->serial) return end(kInvalidHandle);
     recorded = shared.recorded;
   }
@@ -657,7 +466,7 @@ FakeRuntime::EventRef* FakeRuntime::find_event(Event event) {
 
 Code FakeRuntime::event_create(Event* event, EventKind kind) {
   FAKE_BEGIN(Call::kEventCreate);
-  SharedMachine& machine = *machine_->shared_;
+  SharedMachine& machine = machine_->shared();
   const MachineLock machine_lock(machine);
   auto* slot = std::find_if(std::begin(machine.events), std::end(machine.events),
                             [](const SharedEvent& one) { return !one.used; });
@@ -672,8 +481,8 @@ Code FakeRuntime::event_destroy(Event event) {
   const EventRef* ref = find_event(event);
   if (ref == nullptr) return end(kInvalidHandle);
   if (!ref->imported) {
-    const MachineLock machine(*machine_->shared_);
-    machine_->shared_->events[ref->slot].used = false;
+    const MachineLock machine(machine_->shared());
+    machine_->shared().events[ref->slot].used = false;
   }
   events_.erase(event);
   return kSuccess;
@@ -683,7 +492,7 @@ Code FakeRuntime::event_record(Event event, Stream stream) {
   StreamQueue* queue = find_stream(stream);
   const EventRef* ref = find_event(event);
   if (queue == nullptr || ref == nullptr || ref->imported || ref->device != queue->device) return end(kInvalidHandle);
-  SharedMachine& machine = *machine_->shared_;
+  SharedMachine& machine = machine_->shared();
   const std::size_t slot = ref->slot;
   std::uint64_t number = 0;
   {
@@ -703,8 +512,8 @@ Code FakeRuntime::event_query(Event event) {
   FAKE_BEGIN(Call::kEventQuery);
   const EventRef* ref = find_event(event);
   if (ref == nullptr) return end(kInvalidHandle);
-  const MachineLock machine(*machine_->shared_);
-  const SharedEvent& shared = machine_->shared_->events[ref->slot];
+  const MachineLock machine(machine_->shared());
+  const SharedEvent& shared = machine_->shared().events[ref->slot];
   return shared.completed >= shared.recorded ? kSuccess : kNotReady;
 }
 Code FakeRuntime::event_synchronize(Event event) {
@@ -713,8 +522,8 @@ Code FakeRuntime::event_synchronize(Event event) {
   if (ref == nullptr) return end(kInvalidHandle);
   const std::size_t slot = ref->slot;
   return end(wait_until([this, slot] {
-    const MachineLock machine(*machine_->shared_);
-    const SharedEvent& shared = machine_->shared_->events[slot];
+    const MachineLock machine(machine_->shared());
+    const SharedEvent& shared = machine_->shared().events[slot];
     return shared.completed >= shared.recorded;
   }));
 }
@@ -735,7 +544,7 @@ Code FakeRuntime::ipc_open_memory(void** pointer, const IpcMemoryHandle& handle)
   if (bytes.magic != kMemoryMagic || bytes.slot >= kAllocationsMax || bytes.process == process_) {
     return end(kInvalidValue);
   }
-  SharedMachine& machine = *machine_->shared_;
+  SharedMachine& machine = machine_->shared();
   const MachineLock machine_lock(machine);
   SharedAllocation& allocation = machine.allocations[bytes.slot];
   if (!allocation.used || allocation.serial != bytes.serial || !machine.alive[bytes.process]) return end(kMapFailed);
@@ -752,7 +561,7 @@ Code FakeRuntime::ipc_close_memory(void* pointer) {
   FAKE_BEGIN(Call::kIpcCloseMemory);
   const auto found = ranges_.find(static_cast<const std::byte*>(pointer));
   if (found == ranges_.end() || !found->second.imported) return end(kInvalidValue);
-  SharedMachine& machine = *machine_->shared_;
+  SharedMachine& machine = machine_->shared();
   const MachineLock machine_lock(machine);
   SharedAllocation& allocation = machine.allocations[found->second.allocation];
   if (allocation.serial == found->second.serial && allocation.used) --allocation.opens;
@@ -773,9 +582,9 @@ Code FakeRuntime::ipc_open_event(Event* event, const IpcEventHandle& handle) {
   FAKE_BEGIN(Call::kIpcOpenEvent);
   const HandleBytes bytes = get(handle);
   if (bytes.magic != kEventMagic || bytes.slot >= kEventsMax || bytes.process == process_) return end(kInvalidValue);
-  const MachineLock machine_lock(*machine_->shared_);
-  const SharedEvent& shared = machine_->shared_->events[bytes.slot];
-  if (!shared.used || shared.serial != bytes.serial || !machine_->shared_->alive[bytes.process]) {
+  const MachineLock machine_lock(machine_->shared());
+  const SharedEvent& shared = machine_->shared().events[bytes.slot];
+  if (!shared.used || shared.serial != bytes.serial || !machine_->shared().alive[bytes.process]) {
     return end(kMapFailed);
   }
   *event = add_event({bytes.slot, bytes.serial, true, true, current()});

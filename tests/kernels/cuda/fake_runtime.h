@@ -17,45 +17,9 @@
 #include <vector>
 
 #include "kernels/cuda/runtime_table.h"
-#include "messages/base/fd.h"
+#include "tests/kernels/cuda/fake_machine.h"
 
 namespace callboard::kernels::cuda::testing {
-
-struct SharedMachine;  // what lies in the mapping
-
-/// The devices of one machine and what all processes on it share.
-class FakeMachine {
- public:
-  static constexpr int kDevicesMax = 4;
-
-  /// `device_bytes` each (whole MiB); all devices reach one another.
-  static std::shared_ptr<FakeMachine> create(int devices, std::uint64_t device_bytes);
-  /// The same machine in another process, by "/proc/<pid>/fd/<fd>".
-  static std::shared_ptr<FakeMachine> attach(const std::string& path);
-  ~FakeMachine();
-  FakeMachine(const FakeMachine&) = delete;
-  FakeMachine& operator=(const FakeMachine&) = delete;
-
-  std::string path() const;
-  void set_peer_access(int device, int peer, bool can);
-  void set_ipc_events(int device, bool can);
-  DeviceUuid uuid(int device) const;
-  std::uint64_t used_bytes(int device) const;
-  std::size_t allocations() const;
-  /// What CUDA calls undefined behaviour and lets pass: how often memory was freed while another process had it open.
-  std::size_t violations() const;
-  /// What the driver does when a process was killed: its memory is overwritten and free, its events count as done.
-  void end_process(std::size_t process);
-
- private:
-  friend class FakeRuntime;
-  FakeMachine(UniqueFd fd, SharedMachine* shared, std::byte* data, std::size_t mapped);
-
-  const UniqueFd fd_;
-  SharedMachine* const shared_;
-  std::byte* const data_;
-  const std::size_t mapped_;
-};
 
 enum class Call {
   kDeviceCount,
@@ -194,7 +158,7 @@ class FakeRuntime final : public RuntimeTable {
   const std::vector<int> visible_;
   std::size_t process_ = 0;
 
-  mutable std::recursive_mutex mutex_;
+  mutable std::mutex mutex_;
   bool dead_ = false;
   Code sticky_ = kSuccess;
   Code last_error_ = kSuccess;
