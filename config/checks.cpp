@@ -132,6 +132,7 @@ class Checks {
               "remove count");
       }
     }
+    check_gpu_keys(read);
     if (!read.given.contains("name")) return findings_.errors() == before;
     const Place place = place_of(read, "name");
     if (entry.count > 1 && entry.name.find(kNumber) == std::string::npos) {
@@ -147,6 +148,38 @@ class Checks {
             "for the number");
     }
     return findings_.errors() == before;
+  }
+
+  void check_gpu_keys(const EntryRead& read) {
+    if (read.entry.kind == "cpu") {
+      for (const char* key : {"uuid", "output_device", "cuda_graph"}) {
+        if (!read.given.contains(key)) continue;
+        error(ErrorCode::kConfigConflict, place_of(read, key), read.label + "." + key + " is for kind cuda only",
+              "remove it");
+      }
+      return;
+    }
+    if (!read.given.contains("uuid")) return;
+    const Place place = place_of(read, "uuid");
+    if (!is_gpu_uuid(read.entry.uuid)) {
+      error(ErrorCode::kConfigOutOfRange, place,
+            read.label + ".uuid is '" + shown(read.entry.uuid) + "', which is no GPU's UUID",
+            "write it as nvidia-smi -L does: GPU- and hexadecimal digits");
+    } else if (read.given.contains("index")) {
+      error(ErrorCode::kConfigConflict, place, read.label + " names its GPU twice, by uuid and by index", "remove one");
+    } else if (read.entry.count > 1) {
+      error(ErrorCode::kConfigConflict, place,
+            read.label + ".uuid names one GPU, but count is " + std::to_string(read.entry.count),
+            "write one entry for each GPU");
+    } else if (!read.given.contains("name") || read.entry.name.find(kNumber) != std::string::npos) {
+      error(ErrorCode::kConfigConflict, place, read.label + ".uuid needs a name beside it, without {i}",
+            "as in {kind: cuda, uuid: " + shown(read.entry.uuid) +
+                ", name: gpu}: the number of a UUID is not known here");
+    } else if (const auto [owner, fresh] = uuids_.try_emplace(read.entry.uuid, read.label); !fresh) {
+      error(ErrorCode::kConfigConflict, place,
+            "GPU " + read.entry.uuid + " is named by " + owner->second + " and by " + read.label,
+            "one device actor owns a GPU");
+    }
   }
 
   static std::string named(std::string pattern, std::uint32_t number) {
@@ -165,12 +198,16 @@ class Checks {
       device.name = named(pattern, device.index);
       device.threads = static_cast<int>(entry.threads);
       device.memory_limit = entry.memory_limit;
+      device.uuid = entry.uuid;
+      device.output_device = entry.output_device;
+      device.cuda_graph = entry.cuda_graph;
       if (check_device(read, device)) read_.config.devices.push_back(std::move(device));
     }
   }
 
   std::uint32_t number_of(const DeviceEntry& entry, std::int64_t i) {
     if (entry.kind == "cpu") return next_cpu_++;
+    if (!entry.uuid.empty()) return 0;  // said by the UUID alone
     if (entry.index.size() > 1) return entry.index[static_cast<std::size_t>(i)];
     if (entry.index.size() == 1) return entry.index[0] + static_cast<std::uint32_t>(i);
     std::uint32_t free = 0;
@@ -180,7 +217,7 @@ class Checks {
 
   bool check_device(const EntryRead& read, const DeviceConfig& device) {
     const std::size_t before = findings_.errors();
-    if (device.kind == "cuda") {
+    if (device.kind == "cuda" && device.uuid.empty()) {
       const auto [owner, fresh] = cuda_.try_emplace(device.index, read.label);
       if (!fresh) {
         error(ErrorCode::kConfigConflict, place_of(read, "index"),
@@ -259,6 +296,7 @@ class Checks {
   Findings& findings_;
   std::uint32_t next_cpu_ = 0;
   std::map<std::uint32_t, std::string> cuda_;  ///< GPU → label of its entry
+  std::map<std::string, std::string> uuids_;   ///< likewise, by UUID
   std::map<std::string, std::string, std::less<>> names_;
 };
 

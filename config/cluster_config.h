@@ -16,11 +16,14 @@ namespace callboard::config {
 using Millis = std::chrono::milliseconds;
 
 struct DeviceConfig {
-  std::string name;                ///< "cpu0"; unique. From `name: "cpu{i}"` and `count`
-  std::string kind = "cpu";        ///< cpu | cuda
-  std::uint32_t index = 0;         ///< cuda: which GPU; cpu: number among the CPU devices
-  int threads = 1;                 ///< intra-op threads
-  std::uint64_t memory_limit = 0;  ///< bytes of results and activations; 0: what the machine has left
+  std::string name;                   ///< "cpu0"; unique. From `name: "cpu{i}"` and `count`
+  std::string kind = "cpu";           ///< cpu | cuda
+  std::uint32_t index = 0;            ///< cuda: which GPU; cpu: number among the CPU devices
+  std::string uuid;                   ///< cuda: which GPU, by CUDA's name for it, instead of its index; empty: by index
+  int threads = 1;                    ///< intra-op threads
+  std::uint64_t memory_limit = 0;     ///< bytes of results and activations; 0: what the machine has left
+  std::string output_device = "cpu";  ///< cuda: where results for clients lie, cpu | cuda
+  std::string cuda_graph = "auto";    ///< cuda: auto | never
 };
 
 struct RestartConfig {

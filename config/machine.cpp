@@ -56,6 +56,15 @@ std::string run_root_rule() {
   return "/tmp/callboard-" + std::to_string(geteuid());
 }
 
+/// Beside the device actor's program, as kernels/plugin.h looks for it: that is the one beside this program unless the
+/// environment names another.
+bool has_plugin(const std::string& name) {
+  std::error_code error;
+  std::filesystem::path program = environment("CALLBOARD_DEVICE_BINARY");
+  if (program.empty()) program = std::filesystem::read_symlink("/proc/self/exe", error);
+  return !error && std::filesystem::exists(program.parent_path() / ("callboard_" + name + ".so"), error);
+}
+
 }  // namespace
 
 Machine Machine::here() {
@@ -64,6 +73,7 @@ Machine Machine::here() {
   machine.memory_bytes = installed == 0 ? 0 : std::min(installed, cgroup_bytes());
   machine.run_root = run_root_rule();
   machine.device_kinds = {"cpu"};
+  if (has_plugin("cuda")) machine.device_kinds.emplace_back("cuda");
   return machine;
 }
 

@@ -142,13 +142,19 @@ void write_device(const DeviceConfig& device, std::string& out) {
   draft.device.kind = device.kind;
   draft.device.threads = device.threads;
   draft.device.memory_limit = device.memory_limit;
-  if (device.kind == "cuda") draft.device.index = {device.index};
+  draft.device.uuid = device.uuid;
+  draft.device.output_device = device.output_device;
+  draft.device.cuda_graph = device.cuda_graph;
+  const bool cuda = device.kind == "cuda";
+  if (cuda && device.uuid.empty()) draft.device.index = {device.index};
   std::string entry;
   for (const Field* field : fields_of("devices[]")) {
     const bool is_count = field->key() == "count";
     const bool no_index = field->key() == "index" && draft.device.index.empty();
     const bool no_limit = field->key() == "memory_limit" && device.memory_limit == 0;
-    if (is_count || no_index || no_limit) continue;
+    const bool no_uuid = field->key() == "uuid" && device.uuid.empty();
+    const bool not_cuda = !cuda && (field->key() == "output_device" || field->key() == "cuda_graph");
+    if (is_count || no_index || no_limit || no_uuid || not_cuda) continue;
     entry += (entry.empty() ? "" : ", ") + std::string(field->key()) + ": " + write_value(*field, field->get(draft));
   }
   out += "  - {" + entry + "}\n";

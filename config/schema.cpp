@@ -135,8 +135,12 @@ void add_devices(std::vector<Field>& table) {
       with_default(ranged("devices[].index", FieldType::kIndexes, 0, 1023,
                           "cuda only: which GPU. One number is the first of `count` GPUs; a list names them one by "
                           "one. Without it, the GPUs that no "
-                          "entry has named yet, from 0."),
+                          "entry has named yet, from 0. The numbers are CUDA's (`callboard doctor` lists them)."),
                    "the next free")));
+  table.push_back(bind<&Draft::device, &DeviceEntry::uuid>(
+      named("devices[].uuid", "^(GPU|MIG)-[0-9a-fA-F]+(-[0-9a-fA-F]+)*$", "by index",
+            "cuda only: which GPU, by its UUID as nvidia-smi writes it, instead of `index`. It stays the same when "
+            "GPUs are added or taken away.")));
   table.push_back(bind<&Draft::device, &DeviceEntry::threads>(
       ranged("devices[].threads", FieldType::kInt, 1, 1024, "Threads that one operator may use (intra-op threads).")));
   table.push_back(bind<&Draft::device, &DeviceEntry::memory_limit>(
@@ -145,6 +149,15 @@ void add_devices(std::vector<Field>& table) {
                           "(the smaller of what is installed "
                           "and what the cgroup allows). An allocation above it fails with the operator's name."),
                    "what the machine has left")));
+  table.push_back(bind<&Draft::device, &DeviceEntry::output_device>(
+      choice("devices[].output_device", {"cpu", "cuda"},
+             "cuda only: where the results for clients lie. `cpu`: they are copied to the host's memory, on a stream "
+             "of their own. `cuda`: they stay on the GPU and are handed over without a copy, to clients of the same "
+             "host that see this GPU.")));
+  table.push_back(bind<&Draft::device, &DeviceEntry::cuda_graph>(
+      choice("devices[].cuda_graph", {"auto", "never"},
+             "cuda only: whether fragments whose shapes are fixed are captured as CUDA graphs and replayed. What "
+             "cannot be captured runs as usual, and the device's log names the operator.")));
 }
 
 void add_supervision(std::vector<Field>& table) {
@@ -344,6 +357,17 @@ bool is_device_name(std::string_view name) {
   return !name.empty() && name.size() <= kDeviceNameMax && is_lower(name[0]) &&
          std::all_of(name.begin(), name.end(),
                      [](char c) { return is_lower(c) || is_digit(c) || c == '-' || c == '_'; });
+}
+
+bool is_gpu_uuid(std::string_view text) {
+  if (!text.starts_with("GPU-") && !text.starts_with("MIG-")) return false;
+  bool digit_before = false;
+  for (const char c : text.substr(4)) {
+    const bool digit = is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F');
+    if (!digit && (c != '-' || !digit_before)) return false;
+    digit_before = digit;
+  }
+  return digit_before;
 }
 
 }  // namespace callboard::config

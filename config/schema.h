@@ -20,8 +20,11 @@ struct DeviceEntry {
   std::string kind = "cpu";
   std::int64_t count = 1;
   std::vector<std::uint32_t> index;  ///< cuda only
+  std::string uuid;                  ///< cuda only
   std::int64_t threads = 1;
   std::uint64_t memory_limit = 0;
+  std::string output_device = "cpu";  ///< cuda only
+  std::string cuda_graph = "auto";    ///< cuda only
 };
 
 /// What the table's setters write to: the cluster, and the entry of `devices` being read.
@@ -87,5 +90,7 @@ std::string range_of(const Field& field);
 bool is_cluster_name(std::string_view name);
 /// Device names, after "{i}" has been filled in.
 bool is_device_name(std::string_view name);
+/// As CUDA and nvidia-smi write them: "GPU-" or "MIG-", then hexadecimal digits in groups.
+bool is_gpu_uuid(std::string_view text);
 
 }  // namespace callboard::config

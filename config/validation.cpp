@@ -224,7 +224,7 @@ Status check_kinds_here(const ClusterConfig& config, const Machine& machine) {
     return fail(
         ErrorCode::kUnsupported,
         "device '" + device.name + "' is of kind '" + device.kind + "', for which this installation has no backend",
-        "kinds here: " + kinds);
+        "kinds here: " + kinds + (device.kind == "cuda" ? "; cuda is built where nvcc is found" : ""));
   }
   return {};
 }

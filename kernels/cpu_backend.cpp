@@ -48,7 +48,15 @@ class CpuStream final : public StreamContext {
     return {};
   }
 
-  void copy(void* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  Status copy(void* to, const void* from, std::size_t bytes) override {
+    std::memcpy(to, from, bytes);
+    return {};
+  }
+  Status read_back(void* to, const void* from, std::size_t bytes, TimePoint /*deadline*/) override {
+    std::memcpy(to, from, bytes);
+    return {};
+  }
+  Status synchronize(TimePoint /*deadline*/) override { return {}; }
 
  private:
   const CpuStream* previous_ = nullptr;

@@ -16,7 +16,9 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto* instance = new Registry{{}, {{"cpu", make_cpu_backend}}};  // never destroyed: plug-ins stay open, too
+  static auto* instance = new Registry{
+      {},
+      {{"cpu", [](const BackendOptions&) { return make_cpu_backend(); }}}};  // never destroyed: plug-ins stay open, too
   return *instance;
 }
 
@@ -30,7 +32,13 @@ bool register_backend(std::string kind, BackendFactory factory) {
   return known.factories.emplace(std::move(kind), std::move(factory)).second;
 }
 
-Result<std::unique_ptr<DeviceBackend>> make_backend(std::string_view kind) {
+bool has_backend(std::string_view kind) {
+  Registry& known = registry();
+  std::lock_guard lock(known.mutex);
+  return known.factories.contains(kind);
+}
+
+Result<std::unique_ptr<DeviceBackend>> make_backend(std::string_view kind, const BackendOptions& options) {
   Registry& known = registry();
   BackendFactory factory;
   {
@@ -44,7 +52,7 @@ Result<std::unique_ptr<DeviceBackend>> make_backend(std::string_view kind) {
     }
     factory = found->second;
   }
-  return factory();
+  return factory(options);
 }
 
 }  // namespace callboard::kernels

@@ -12,8 +12,11 @@
 #include <nlohmann/json.hpp>
 #include <torch/version.h>
 
+#include "kernels/device_exchange.h"
 #include "kernels/executor.h"
+#include "kernels/fragment_capture.h"
 #include "kernels/kernel_stream.h"
+#include "kernels/plugin.h"
 #include "kernels/runtime.h"
 #include "kernels/tensor_export.h"
 #include "kernels/tensor_import.h"
@@ -32,7 +35,8 @@ using FragmentKey = std::pair<ContentHash, std::uint32_t>;
 
 /// A loaded fragment's place; queued runs hold it, so that unload() takes effect behind them.
 struct FragmentSlot {
-  std::unique_ptr<LoadedFragment> fragment;     // compute stream
+  std::unique_ptr<LoadedFragment> fragment;  // compute stream
+  CaptureState capture;
   std::atomic<std::uint64_t> state_version{0};  // for describe()
   std::atomic<bool> has_state{false};
 };
@@ -72,7 +76,9 @@ class Runtime final : public DeviceRuntime {
   static Result<std::unique_ptr<DeviceRuntime>> create(RuntimeOptions options, Arena* arena, SegmentMap* segments,
                                                        ConstantOpener constants) {
     if (arena == nullptr) return fail(ErrorCode::kInternal, "a device runtime needs an arena");
-    CALLBOARD_ASSIGN(std::unique_ptr<DeviceBackend> backend, make_backend(options.kind));
+    if (!has_backend(options.kind)) CALLBOARD_TRY(load_plugin(options.kind));
+    const BackendOptions device{options.self, options.index, options.uuid, options.memory_limit, options.release_lent};
+    CALLBOARD_ASSIGN(std::unique_ptr<DeviceBackend> backend, make_backend(options.kind, device));
     std::unique_ptr<Runtime> runtime(
         new Runtime(std::move(options), std::move(backend), arena, segments, std::move(constants)));
     CALLBOARD_ASSIGN(runtime->compute_, KernelStream::create(*runtime->backend_, StreamKind::kCompute,
@@ -80,6 +86,10 @@ class Runtime final : public DeviceRuntime {
     CALLBOARD_ASSIGN(runtime->communicate_, KernelStream::create(*runtime->backend_, StreamKind::kCommunicate, 1));
     runtime->executor_ = std::make_unique<Executor>(runtime->compute_->context(), runtime->backend_->device(),
                                                     runtime->options_.check_outputs);
+    runtime->capture_ =
+        std::make_unique<FragmentCapture>(runtime->compute_->context(), *runtime->executor_, runtime->options_.capture);
+    runtime->device_constants_ =
+        std::make_unique<DeviceConstants>(runtime->backend_->device(), runtime->compute_->context());
     return runtime;
   }
 
@@ -119,6 +129,14 @@ class Runtime final : public DeviceRuntime {
     if (!gone.empty()) compute_->post([gone = std::move(gone)]() mutable { gone.clear(); });
   }
 
+  bool release(LeaseId lease) noexcept override { return exchange_ != nullptr && exchange_->release(lease); }
+  void holder_gone(const ActorId& holder) noexcept override {
+    if (exchange_ != nullptr) exchange_->holder_gone(holder);
+  }
+  void owner_gone(const ActorId& owner) noexcept override {
+    if (exchange_ != nullptr) exchange_->owner_gone(owner);
+  }
+
   Status run(RunOrder order, std::function<void(RunResult)> done) override {
     auto pending = std::make_shared<PendingRun>();
     pending->control = std::make_shared<RunControl>(order.deadline);
@@ -156,6 +174,10 @@ class Runtime final : public DeviceRuntime {
             finished_.load(std::memory_order_relaxed)};
   }
 
+  void trim() override {
+    if (exchange_ != nullptr) exchange_->trim();
+  }
+
   void set_trace(bool on) override { tracing_.store(on, std::memory_order_relaxed); }
   TraceBatch take_trace(std::size_t bytes_max) override { return trace_.take(bytes_max); }
   Status begin_profile(const ContentHash& program) override { return profile_hook_.begin(program); }
@@ -170,10 +192,11 @@ class Runtime final : public DeviceRuntime {
           ConstantOpener constants)
       : options_(std::move(options)),
         backend_(std::move(backend)),
+        exchange_(backend_->exchange()),
         constants_(std::move(constants)),
         own_(arena, options_.self),
-        importer_(own_, segments),
-        exporter_(own_),
+        importer_(own_, segments, *backend_),
+        exporter_(own_, *backend_),
         tracing_(options_.trace) {}
 
   Status posted(PushResult result) const {
@@ -193,9 +216,14 @@ class Runtime final : public DeviceRuntime {
   Result<Next> run_fragment(const PendingPtr& pending);
   Status commit(PendingRun& run, LoadedFragment& fragment, std::vector<at::Tensor> states);
   std::shared_ptr<const Error> compute(PendingRun& run, LoadedFragment& fragment);
+  std::shared_ptr<const Error> import_inputs(PendingRun& run, const LoadedFragment& fragment, Executor::Order& order);
+  std::shared_ptr<const Error> execute(PendingRun& run, LoadedFragment& fragment, Executor::Order order);
   Status take_states(LoadedFragment& fragment, std::vector<at::Tensor>& states) const;
   void collect_outputs(PendingRun& run, LoadedFragment& fragment, const std::vector<at::Tensor>& states);
-  bool has_large_copy(const PendingRun& run) const;
+  void note_readers(ExportItem& item, bool first_is_client) const;
+  bool belongs_on_communicate(const PendingRun& run) const;
+  std::optional<Error> lost_input(const PendingRun& run) const;
+  void note_device_failure(std::optional<Error>& error);
   Status export_outputs(PendingRun& run, StreamContext& stream);
   std::vector<KernelHook*> hooks_now(const ContentHash& program);
   // -- communicate stream
@@ -210,7 +238,9 @@ class Runtime final : public DeviceRuntime {
 
   const RuntimeOptions options_;
   const std::unique_ptr<DeviceBackend> backend_;
+  DeviceExchange* const exchange_;  // the backend's; nullptr where device memory is host memory
   const ConstantOpener constants_;
+  std::atomic<bool> device_failed_{false};
   OwnBlocks own_;
   TensorImporter importer_;
   TensorExporter exporter_;
@@ -232,7 +262,9 @@ class Runtime final : public DeviceRuntime {
   std::multimap<RunId, std::shared_ptr<RunControl>> controls_;      // guarded by mutex_
 
   std::unique_ptr<KernelStream> communicate_;
-  std::unique_ptr<Executor> executor_;  // compute stream
+  std::unique_ptr<Executor> executor_;                 // compute stream
+  std::unique_ptr<FragmentCapture> capture_;           // compute stream
+  std::unique_ptr<DeviceConstants> device_constants_;  // compute stream
   std::unique_ptr<KernelStream> compute_;
 };
 
@@ -241,7 +273,8 @@ Result<LoadedInfo> Runtime::load_here(const Fragment& fragment, FragmentSlot& sl
   if (stopping_.load(std::memory_order_acquire)) {
     return fail(ErrorCode::kActorUnavailable, "the device was shut down before the fragment was loaded");
   }
-  auto loaded = load_fragment(fragment, *backend_, options_.memory_limit, constants_);
+  auto loaded = load_fragment(fragment, *backend_, options_.memory_limit, constants_,
+                              exchange_ == nullptr ? nullptr : device_constants_.get());
   if (loaded) {
     slot.fragment = std::move(*loaded);
     slot.has_state.store(!slot.fragment->states.empty(), std::memory_order_relaxed);
@@ -285,7 +318,7 @@ Result<Runtime::Next> Runtime::run_fragment(const PendingPtr& pending) {
     CALLBOARD_TRY(commit(run, fragment, std::move(states)));
     return Next::kFinish;
   }
-  if (has_large_copy(run)) {
+  if (belongs_on_communicate(run)) {
     run.computed = compute_->context().record();
     fragment.reset();  // before the other thread may finish the run
     if (communicate_->post([this, pending] { export_here(pending); }) == PushResult::kPushed) return Next::kHandedOver;
@@ -310,10 +343,20 @@ std::shared_ptr<const Error> Runtime::compute(PendingRun& run, LoadedFragment& f
   order.control = run.control.get();
   const std::vector<KernelHook*> hooks = hooks_now(run.order.program);
   order.hooks = hooks;
+  if (auto error = import_inputs(run, fragment, order)) return error;
+  const TimePoint start = Clock::now();
+  auto error = execute(run, fragment, std::move(order));
+  run.result.run_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+  return error;
+}
+
+std::shared_ptr<const Error> Runtime::import_inputs(PendingRun& run, const LoadedFragment& fragment,
+                                                    Executor::Order& order) {
+  const LendableScope lendable(exchange_);
   order.inputs.reserve(run.order.inputs.size());
   for (std::size_t i = 0; i < run.order.inputs.size(); ++i) {
     run.imported = i + 1;
-    auto value = importer_.import(run.order.inputs[i]);
+    auto value = importer_.import(run.order.inputs[i], &compute_->context());
     if (!value) {
       Error error = std::move(value).error();
       const bool named = i < fragment.inputs.size();
@@ -323,10 +366,20 @@ std::shared_ptr<const Error> Runtime::compute(PendingRun& run, LoadedFragment& f
     }
     order.inputs.push_back(std::move(*value));
   }
-  const TimePoint start = Clock::now();
-  auto error = executor_->run(fragment, std::move(order));
-  run.result.run_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
-  return error;
+  return nullptr;
+}
+
+std::shared_ptr<const Error> Runtime::execute(PendingRun& run, LoadedFragment& fragment, Executor::Order order) {
+  if (exchange_ == nullptr) return executor_->run(fragment, std::move(order));
+  const auto once = [&](Executor::Order now) {
+    const LendableScope lendable(exchange_);
+    return capture_->run(fragment, run.slot->capture, std::move(now));
+  };
+  auto error = once(order);
+  if (!error || error->code != ErrorCode::kOutOfMemory || !fragment.info.pure) return error;
+  // What other pools and sizes keep free is given back first: then the same may fit.
+  fragment.reset();
+  return backend_->release_cached_memory() ? once(std::move(order)) : error;
 }
 
 /// What the next run would read. Memory that is not the state's to keep (an input's, or a large storage that it only
@@ -370,19 +423,36 @@ void Runtime::collect_outputs(PendingRun& run, LoadedFragment& fragment, const s
     for (std::size_t i = 0; i < output.edges; ++i, ++edge) {
       item.holders.push_back(edge < run.order.edge_holders.size() ? run.order.edge_holders[edge] : run.order.client);
     }
+    if (exchange_ != nullptr) note_readers(item, output.to_client);
     run.items.push_back(std::move(item));
     run.to_client.push_back(output.to_client);
   }
 }
 
-bool Runtime::has_large_copy(const PendingRun& run) const {
+void Runtime::note_readers(ExportItem& item, bool first_is_client) const {
+  if (!exchange_->can_lend()) return;
+  for (std::size_t i = 0; i < item.holders.size(); ++i) {
+    const bool client = first_is_client && i == 0;
+    item.reads_device.push_back(client ? options_.clients_read_device
+                                       : std::ranges::find(options_.device_readers, item.holders[i].name) !=
+                                             options_.device_readers.end());
+  }
+}
+
+/// Large copies, so that they overlap with the next run's kernels, and whatever waits for the device, so that the next
+/// run's kernels are queued meanwhile.
+bool Runtime::belongs_on_communicate(const PendingRun& run) const {
   std::uint64_t bytes = 0;
-  for (const ExportItem& item : run.items) bytes += exporter_.bytes_to_copy(item);
+  for (const ExportItem& item : run.items) {
+    if (exporter_.waits_for_device(item)) return true;
+    bytes += exporter_.bytes_to_copy(item);
+  }
   return bytes > kCopyOnComputeMax;
 }
 
 Status Runtime::export_outputs(PendingRun& run, StreamContext& stream) {
   const TimePoint start = Clock::now();
+  const LendableScope lendable(exchange_);
   for (std::size_t i = 0; i < run.items.size(); ++i) {
     CALLBOARD_ASSIGN(std::vector<WireValue> values, exporter_.export_item(run.items[i], stream, run.order.deadline));
     for (std::size_t k = 0; k < values.size(); ++k) {
@@ -409,14 +479,46 @@ void Runtime::export_here(const PendingPtr& pending) {
   try {
     status = stream.wait(*pending->computed, pending->order.deadline);
     if (status) status = export_outputs(*pending, stream);
+    // What was copied from here goes back to the compute stream, which does not know of this one's work.
+    if (status && exchange_ != nullptr) status = stream.synchronize(pending->order.deadline);
   } catch (const std::exception& thrown) {
     status = fail(ErrorCode::kInternal, std::string("the results could not be handed over: ") + thrown.what());
   }
   finish(pending, status ? std::nullopt : std::optional(std::move(status).error()));
 }
 
+/// Where the device can do nothing more, that is the root of whatever went wrong here; also of a run that seems well.
+void Runtime::note_device_failure(std::optional<Error>& error) {
+  if (exchange_ == nullptr) return;
+  Status health = backend_->health();
+  if (health) return;
+  Error root = std::move(health).error();
+  if (error) {
+    root.op = error->op;
+    root.node = error->node;
+    root.detail = error->detail;
+    root.causes.push_back(std::move(*error));
+  }
+  error = root;
+  if (!device_failed_.exchange(true) && options_.device_failed) options_.device_failed(root);
+}
+
+/// What was read of an owner that went meanwhile may have been anything.
+std::optional<Error> Runtime::lost_input(const PendingRun& run) const {
+  if (exchange_ == nullptr) return std::nullopt;
+  for (const WireValue& input : run.order.inputs) {
+    const auto* handle = std::get_if<TensorHandle>(&input);
+    const auto* lent = handle == nullptr ? nullptr : std::get_if<CudaIpcBlock>(&handle->data);
+    if (lent == nullptr) continue;
+    if (Status there = exchange_->still_there(*lent); !there) return std::move(there).error();
+  }
+  return std::nullopt;
+}
+
 void Runtime::finish(const PendingPtr& pending, std::optional<Error> error) {
   PendingRun& run = *pending;
+  if (!error) error = lost_input(run);
+  note_device_failure(error);
   // Before `done`: from then on nothing of the inputs is read or held.
   run.items.clear();
   for (std::size_t i = run.imported; i < run.order.inputs.size(); ++i) importer_.discard(run.order.inputs[i]);
@@ -440,6 +542,7 @@ void Runtime::release_leases(RunResult& result) {
       const auto* handle = std::get_if<TensorHandle>(&value);
       if (handle == nullptr) continue;
       if (const auto* block = std::get_if<ArenaBlock>(&handle->data)) own_.arena()->release(block->lease);
+      if (const auto* lent = std::get_if<CudaIpcBlock>(&handle->data)) release(lent->lease);
     }
   }
 }
@@ -466,6 +569,9 @@ std::string Runtime::describe() const {
                          {"check_outputs", options_.check_outputs},
                          {"tracing", tracing_.load(std::memory_order_relaxed)},
                          {"copied_out_bytes", exporter_.copied_bytes()}};
+  if (const std::string own = backend_->describe(); !own.empty()) {
+    text["backend_state"] = nlohmann::json::parse(own, nullptr, false);
+  }
   auto operators = nlohmann::json::object();
   for (const auto& [op, total] : timing_hook_.totals()) {
     operators[op] = {
@@ -473,14 +579,19 @@ std::string Runtime::describe() const {
   }
   if (!operators.empty()) text["operators"] = std::move(operators);
   auto states = nlohmann::json::array();
+  auto captures = nlohmann::json::array();
   std::lock_guard lock(mutex_);
   for (const auto& [key, slot] : fragments_) {
+    if (exchange_ != nullptr && options_.capture) {
+      captures.push_back({{"program", key.first.hex()}, {"fragment", key.second}, {"state", slot->capture.text()}});
+    }
     if (!slot->has_state.load(std::memory_order_relaxed)) continue;
     states.push_back({{"program", key.first.hex()},
                       {"fragment", key.second},
                       {"version", slot->state_version.load(std::memory_order_relaxed)}});
   }
   text["states"] = std::move(states);
+  if (!captures.empty()) text["captures"] = std::move(captures);
   return text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -25,8 +25,12 @@ constexpr std::uintptr_t kConstantAlignment = 64;
 class Loader {
  public:
   Loader(const Fragment& fragment, const DeviceBackend& backend, std::uint64_t memory_limit,
-         const ConstantOpener& constants)
-      : fragment_(fragment), backend_(backend), constants_(constants), loaded_(std::make_unique<LoadedFragment>()) {
+         const ConstantOpener& constants, DeviceConstants* on_device)
+      : fragment_(fragment),
+        backend_(backend),
+        constants_(constants),
+        on_device_(on_device),
+        loaded_(std::make_unique<LoadedFragment>()) {
     loaded_->memory_limit = memory_limit;
   }
 
@@ -276,7 +280,7 @@ class Loader {
     if (known != storages_.end()) return known->second;
     c10::Storage storage;
     if (constant.storage_bytes == 0) {
-      storage = at::empty({0}, at::kByte).storage();
+      storage = at::empty({0}, at::TensorOptions().dtype(at::kByte).device(backend_.device())).storage();
     } else {
       CALLBOARD_ASSIGN(ConstantStorage opened, constants_(constant.storage, constant.storage_bytes));
       if (opened.data == nullptr || opened.bytes < constant.storage_bytes) {
@@ -289,6 +293,9 @@ class Loader {
           opened.data, {bytes}, [keep = opened.keep](void*) mutable { keep.reset(); }, at::kByte);
       if (reinterpret_cast<std::uintptr_t>(opened.data) % kConstantAlignment != 0) whole = whole.clone();
       storage = whole.storage();
+      if (on_device_ != nullptr) {
+        CALLBOARD_ASSIGN(storage, on_device_->place(constant.storage, storage));
+      }
     }
     loaded_->info.constant_bytes += constant.storage_bytes;
     storages_.emplace(constant.storage, storage);
@@ -330,6 +337,7 @@ class Loader {
   const Fragment& fragment_;
   const DeviceBackend& backend_;
   const ConstantOpener& constants_;
+  DeviceConstants* const on_device_;
   std::unique_ptr<LoadedFragment> loaded_;
   std::map<ValueId, Slot> slots_;
   std::vector<ValueId> values_;                   // by slot
@@ -343,11 +351,24 @@ class Loader {
 
 }  // namespace
 
+Result<c10::Storage> DeviceConstants::place(const ContentHash& hash, const c10::Storage& host) {
+  std::erase_if(known_, [](const auto& entry) { return entry.second.expired(); });
+  if (const auto found = known_.find(hash); found != known_.end()) {
+    if (auto storage = found->second.lock()) return c10::Storage(std::move(storage));
+  }
+  const at::Tensor whole =
+      at::empty({static_cast<std::int64_t>(host.nbytes())}, at::TensorOptions().dtype(at::kByte).device(device_));
+  CALLBOARD_TRY(stream_.copy(whole.mutable_data_ptr(), host.data(), host.nbytes()));
+  known_.insert_or_assign(hash, whole.storage().getWeakStorageImpl());
+  return whole.storage();
+}
+
 Result<std::unique_ptr<LoadedFragment>> load_fragment(const Fragment& fragment, const DeviceBackend& backend,
-                                                      std::uint64_t memory_limit, const ConstantOpener& constants) {
+                                                      std::uint64_t memory_limit, const ConstantOpener& constants,
+                                                      DeviceConstants* on_device) {
   CALLBOARD_TRY(check_fragment(fragment));
   try {
-    return Loader(fragment, backend, memory_limit, constants).load();
+    return Loader(fragment, backend, memory_limit, constants, on_device).load();
   } catch (const std::exception& thrown) {  // LibTorch's, from preparing an argument or a constant
     return fail(ErrorCode::kBadGraph, "the fragment cannot be prepared: " + std::string(thrown.what()));
   }

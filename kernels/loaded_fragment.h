@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -74,9 +75,25 @@ struct LoadedFragment {
   Error does_not_fit(const MemoryForecast::Peak& peak) const;
 };
 
+/// Constants in a device's own memory, by content: tied weights, and programs with the same weights, share them there
+/// as they do on the host. Belongs to the compute stream's thread.
+class DeviceConstants {
+ public:
+  /// `stream` outlives it.
+  DeviceConstants(c10::Device device, StreamContext& stream) : device_(device), stream_(stream) {}
+  /// Copied there, unless a loaded fragment still has it.
+  Result<c10::Storage> place(const ContentHash& hash, const c10::Storage& host);
+
+ private:
+  const c10::Device device_;
+  StreamContext& stream_;
+  std::map<ContentHash, c10::weak_intrusive_ptr<c10::StorageImpl>> known_;
+};
+
 /// Everything that keeps the fragment from running is found at once (as causes where there are several), each with
-/// node, operator, module and source line.
+/// node, operator, module and source line. `on_device`: where the device's memory is not the host's.
 Result<std::unique_ptr<LoadedFragment>> load_fragment(const Fragment& fragment, const DeviceBackend& backend,
-                                                      std::uint64_t memory_limit, const ConstantOpener& constants);
+                                                      std::uint64_t memory_limit, const ConstantOpener& constants,
+                                                      DeviceConstants* on_device = nullptr);
 
 }  // namespace callboard::kernels

@@ -34,14 +34,26 @@ struct IdleWaiting {
 
 struct RuntimeOptions {
   ActorId self;
-  std::string kind = "cpu";        ///< device backend
+  std::string kind = "cpu";        ///< device backend; "cuda" opens its plug-in
+  std::uint32_t index = 0;         ///< cuda: which GPU, unless `uuid` names it
+  std::string uuid = {};           ///< cuda: "GPU-…"
   int threads = 1;                 ///< intra-op threads of each compute stream
   std::uint64_t memory_limit = 0;  ///< for refusing what cannot fit; 0: the arena's limit
-  bool check_outputs = true;       ///< step 5 of Kernel::run
-  bool nan_check = false;          ///< NaN/Inf hook
-  bool trace = false;              ///< trace hook armed from the start (set_trace changes it)
-  bool timing = false;             ///< timing hook: totals per operator, in describe()
+  /// Names of the devices that read this one's memory where it lies. All others, and clients unless the next is set,
+  /// get a copy in the arena. Without effect where the device's memory is the arena.
+  std::vector<std::string> device_readers = {};
+  bool clients_read_device = false;
+  bool capture = true;        ///< static fragments are captured and replayed where the device can
+  bool check_outputs = true;  ///< step 5 of Kernel::run
+  bool nan_check = false;     ///< NaN/Inf hook
+  bool trace = false;         ///< trace hook armed from the start (set_trace changes it)
+  bool timing = false;        ///< timing hook: totals per operator, in describe()
   IdleWaiting waiting = {};
+  /// The device can run nothing more: called once, on a stream's thread, before the answer to the run that found it.
+  /// The process has to end; runs fail until it does.
+  std::function<void(const Error&)> device_failed = {};
+  /// Gives back a lease on device memory that another process lent; any thread, must only post.
+  std::function<void(const ActorId& owner, LeaseId lease)> release_lent = {};
 };
 
 struct LoadedInfo {
@@ -107,6 +119,14 @@ class DeviceRuntime {
   };
   virtual Load load_now() const = 0;
 
+  /// Any thread. Leases on the device's own memory, whose numbers are distinct from the arena's: an end told by a
+  /// reader (false: there is none of that number), the end of a holder's process, the end of an owner's.
+  virtual bool release(LeaseId lease) noexcept = 0;
+  virtual void holder_gone(const ActorId& holder) noexcept = 0;
+  virtual void owner_gone(const ActorId& owner) noexcept = 0;
+  /// Gives free memory of the device's own back. Called when it has been idle for a while.
+  virtual void trim() = 0;
+
   virtual void set_trace(bool on) = 0;
   /// The oldest spans that were not taken yet, about `bytes_max` of them as text. At most 100,000 are kept between
   /// calls; the oldest are dropped and counted.
@@ -123,6 +143,10 @@ class DeviceRuntime {
 /// Links LibTorch. Call in this order: create_arena_allocator() first thing in main, then this.
 Result<std::unique_ptr<DeviceRuntime>> create_device_runtime(RuntimeOptions options, Arena* arena, SegmentMap* segments,
                                                              ConstantOpener constants);
+
+/// The devices of a kind that this process could own, as a JSON array of objects: for cuda index, uuid, name,
+/// compute_capability and memory_bytes. Opens the kind's plug-in. kEnvironment, kUnsupported: why there are none.
+Result<std::string> probe_devices(const std::string& kind);
 
 /// Makes `arena` the place where ATen's CPU allocator puts blocks above limits::kInlineBytesMax (smaller ones stay in
 /// the ordinary heap, 64-byte aligned). Registers the fork handlers. Once, first thing in main; never undone.

@@ -7,6 +7,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/set.h>
 
+#include "messages/alignment.h"
+
 namespace callboard::kernels {
 
 namespace {
@@ -97,6 +99,27 @@ Result<TensorMeta> meta_of(const at::Tensor& tensor) {
   meta.strides = tensor.strides().vec();
   meta.storage_offset = tensor.storage_offset();
   return meta;
+}
+
+std::uint64_t touched_bytes(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return 0;
+  std::int64_t last = 0;
+  for (std::int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+  return static_cast<std::uint64_t>(last + 1) * tensor.element_size();
+}
+
+Result<at::Tensor> copy_span(const at::Tensor& tensor, StreamContext& stream) {
+  const std::uint64_t touched = touched_bytes(tensor);
+  const std::size_t offset = touched == 0 ? 0 : offset_like(tensor.const_data_ptr(), tensor.element_size());
+  const at::Tensor whole = at::empty({static_cast<std::int64_t>(offset + touched)},
+                                     at::TensorOptions().dtype(at::kByte).device(tensor.device()));
+  if (touched > 0) {
+    auto* to = static_cast<std::byte*>(whole.mutable_data_ptr()) + offset;
+    CALLBOARD_TRY(stream.copy(to, tensor.const_data_ptr(), touched));
+  }
+  CALLBOARD_ASSIGN(TensorMeta meta, meta_of(tensor));
+  meta.storage_offset = static_cast<std::int64_t>(offset / tensor.element_size());
+  return view_storage(whole.storage(), meta);
 }
 
 Result<at::Tensor> view_storage(const c10::Storage& storage, const TensorMeta& meta) {

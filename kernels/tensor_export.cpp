@@ -1,11 +1,13 @@
 #include "kernels/tensor_export.h"
 
+#include <iterator>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/resolve_conj.h>
 #include <ATen/ops/resolve_neg.h>
 
+#include "kernels/device_exchange.h"
 #include "kernels/kernel.h"
 #include "kernels/tensor_convert.h"
 #include "messages/alignment.h"
@@ -15,14 +17,6 @@
 namespace callboard::kernels {
 
 namespace {
-
-/// Bytes from the first to the end of the last element that the tensor touches; strides are never negative.
-std::uint64_t touched_bytes(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return 0;
-  std::int64_t last = 0;
-  for (std::int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
-  return static_cast<std::uint64_t>(last + 1) * tensor.element_size();
-}
 
 /// Spread over much more memory than it has elements for.
 bool is_thin(const at::Tensor& tensor, std::uint64_t touched) {
@@ -103,11 +97,14 @@ Result<std::vector<WireValue>> TensorExporter::export_tensor(at::Tensor tensor, 
     InlineBytes bytes;
     if (touched > 0) {
       bytes.bytes.resize(offset + touched);
-      stream.copy(bytes.bytes.data() + offset, start_of(tensor), touched);
-      CALLBOARD_TRY(stream.wait(*stream.record(), deadline));
+      CALLBOARD_TRY(stream.read_back(bytes.bytes.data() + offset, start_of(tensor), touched, deadline));
     }
     handle.data = std::move(bytes);
     return for_each_holder(item, handle);
+  }
+  if (in_device_memory(tensor)) {
+    const bool own_memory = packed || can_lease(tensor, item);
+    return with_grad_flag(export_from_device(std::move(tensor), own_memory, item, stream, deadline), requires_grad);
   }
   if (packed || can_lease(tensor, item)) {
     auto leased = lease(tensor, item);
@@ -154,8 +151,7 @@ Result<std::vector<WireValue>> TensorExporter::copy_in(const at::Tensor& tensor,
   const std::uint64_t touched = touched_bytes(tensor);
   const std::size_t offset = offset_like(tensor.const_data_ptr(), tensor.element_size());
   CALLBOARD_ASSIGN(void* const block, own_.arena()->allocate(offset + touched));
-  stream.copy(static_cast<std::byte*>(block) + offset, start_of(tensor), touched);
-  Status copied = stream.wait(*stream.record(), deadline);
+  Status copied = stream.read_back(static_cast<std::byte*>(block) + offset, start_of(tensor), touched, deadline);
   copied_bytes_.fetch_add(touched, std::memory_order_relaxed);
   TensorHandle handle;
   std::vector<WireValue> handles;
@@ -174,6 +170,91 @@ Result<std::vector<WireValue>> TensorExporter::copy_in(const at::Tensor& tensor,
   return handles;
 }
 
+/// `own_memory`: nobody else will write to it or needs it to be his alone.
+Result<std::vector<WireValue>> TensorExporter::export_from_device(at::Tensor tensor, bool own_memory,
+                                                                  const ExportItem& item, StreamContext& stream,
+                                                                  TimePoint deadline) {
+  ExportItem host{item.value, item.name, item.copy, {}, {}};
+  for (std::size_t i = 0; i < item.holders.size(); ++i) {
+    if (!item.on_device(i)) host.holders.push_back(item.holders[i]);
+  }
+  std::vector<WireValue> copies;
+  if (!host.holders.empty()) {
+    CALLBOARD_ASSIGN(copies, copy_in(tensor, host, stream, deadline));
+  }
+  std::vector<WireValue> handles;
+  for (std::size_t i = 0, next_copy = 0; i < item.holders.size(); ++i) {
+    if (!item.on_device(i)) {
+      handles.push_back(std::move(copies[next_copy++]));
+      continue;
+    }
+    auto lent = lend(tensor, own_memory, item, i, stream);
+    if (!lent && lent.error().code == ErrorCode::kUnsupported) {
+      // Memory that this machine lets nobody else reach: a copy for this one, too.
+      auto copy =
+          copy_in(tensor, ExportItem{item.value, item.name, item.copy, {item.holders[i]}, {}}, stream, deadline);
+      lent = copy ? Result<WireValue>(std::move(copy->front())) : Result<WireValue>(fail(std::move(copy).error()));
+    }
+    if (!lent) {
+      handles.insert(handles.end(), std::make_move_iterator(copies.begin() + static_cast<std::ptrdiff_t>(next_copy)),
+                     std::make_move_iterator(copies.end()));
+      give_back(handles);
+      return fail(std::move(lent).error());
+    }
+    handles.push_back(std::move(*lent));
+  }
+  return handles;
+}
+
+/// What cannot be lent where it lies is copied once, for this holder and all further ones.
+Result<WireValue> TensorExporter::lend(at::Tensor& tensor, bool& own_memory, const ExportItem& item, std::size_t holder,
+                                       StreamContext& stream) {
+  for (const bool again : {false, true}) {
+    if (!own_memory) {
+      CALLBOARD_ASSIGN(tensor, copy_span(tensor, stream));
+      copied_bytes_.fetch_add(touched_bytes(tensor), std::memory_order_relaxed);
+      own_memory = true;
+    }
+    CALLBOARD_ASSIGN(auto lent, exchange_->lend(tensor, item.holders[holder], stream));
+    if (lent) {
+      TensorHandle handle;
+      CALLBOARD_ASSIGN(handle.meta, meta_of(tensor));
+      handle.data = std::move(lent->handle);
+      const std::ptrdiff_t offset = start_of(tensor) - lent->start;
+      const auto element = static_cast<std::ptrdiff_t>(tensor.element_size());
+      handle.meta.storage_offset = offset / element;
+      if (offset >= 0 && offset % element == 0 && handle.check()) return handle;
+      exchange_->release(std::get<CudaIpcBlock>(handle.data).lease);
+    }
+    if (again) break;
+    own_memory = false;
+  }
+  return fail(ErrorCode::kDeviceFailed, "the device's memory cannot be handed to " + item.holders[holder].to_string() +
+                                            ": a fresh block of it is none that can be lent");
+}
+
+void TensorExporter::give_back(const std::vector<WireValue>& handles) const {
+  for (const WireValue& value : handles) {
+    const auto* handle = std::get_if<TensorHandle>(&value);
+    if (handle == nullptr) continue;
+    if (const auto* block = std::get_if<ArenaBlock>(&handle->data)) own_.arena()->release(block->lease);
+    if (const auto* lent = std::get_if<CudaIpcBlock>(&handle->data); lent != nullptr && exchange_ != nullptr) {
+      exchange_->release(lent->lease);
+    }
+  }
+}
+
+bool TensorExporter::waits_for_device(const ExportItem& item) const {
+  if (exchange_ == nullptr || !item.value.isTensor() || !item.value.toTensor().defined()) return false;
+  const at::Tensor& tensor = item.value.toTensor();
+  if (!in_device_memory(tensor) || tensor.layout() != at::kStrided || !tensor.has_storage()) return false;
+  if (touched_bytes(tensor) <= limits::kInlineBytesMax) return true;  // travels as its bytes
+  for (std::size_t i = 0; i < item.holders.size(); ++i) {
+    if (!item.on_device(i)) return true;
+  }
+  return false;
+}
+
 std::uint64_t TensorExporter::bytes_to_copy(const ExportItem& item) const {
   if (!item.value.isTensor() || !item.value.toTensor().defined()) return 0;
   const at::Tensor& tensor = item.value.toTensor();
@@ -182,7 +263,9 @@ std::uint64_t TensorExporter::bytes_to_copy(const ExportItem& item) const {
   if (is_thin(tensor, touched) || tensor.is_conj() || tensor.is_neg()) {
     return static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
   }
-  if (touched <= limits::kInlineBytesMax || (can_lease(tensor, item) && own_.arena()->find(start_of(tensor)))) return 0;
+  if (touched <= limits::kInlineBytesMax) return 0;
+  if (in_device_memory(tensor)) return can_lease(tensor, item) && !waits_for_device(item) ? 0 : touched;
+  if (can_lease(tensor, item) && own_.arena()->find(start_of(tensor))) return 0;
   return touched;
 }
 

@@ -138,8 +138,11 @@ Result<TensorRef> ClientMemory::open(TensorHandle handle) {
   if (const auto* bytes = std::get_if<InlineBytes>(&handle.data)) return own_copy(std::move(handle.meta), bytes->bytes);
   const auto* block = std::get_if<ArenaBlock>(&handle.data);
   if (block == nullptr) {
-    return fail(ErrorCode::kUnsupported,
-                "the result " + handle.meta.to_string() + " lies on a GPU, which this client cannot open");
+    Error error(ErrorCode::kUnsupported,
+                "the result " + handle.meta.to_string() + " lies on a GPU, which this client cannot open",
+                "leave output_device of the device at 'cpu' in the cluster file");
+    release(WireValue(std::move(handle)));
+    return fail(std::move(error));
   }
   auto mapped = mappings_->segments->open(*block);
   if (!mapped) return fail(std::move(mapped).error());
@@ -157,8 +160,11 @@ Result<TensorRef> ClientMemory::open(TensorHandle handle) {
 void ClientMemory::release(const WireValue& value) {
   const auto* handle = std::get_if<TensorHandle>(&value);
   if (handle == nullptr) return;
-  const auto* block = std::get_if<ArenaBlock>(&handle->data);
-  if (block != nullptr && block->lease != 0) mappings_->owned_lane->release(block->owner, block->lease);
+  if (const auto* block = std::get_if<ArenaBlock>(&handle->data); block != nullptr && block->lease != 0) {
+    mappings_->owned_lane->release(block->owner, block->lease);
+  } else if (const auto* lent = std::get_if<CudaIpcBlock>(&handle->data); lent != nullptr && lent->lease != 0) {
+    mappings_->owned_lane->release(lent->owner, lent->lease);
+  }
 }
 
 MemoryLane& ClientMemory::lane() { return *mappings_->owned_lane; }

@@ -32,6 +32,8 @@ namespace {
 
 constexpr Duration kTrimInterval = std::chrono::seconds(5);
 constexpr Duration kResendInterval = std::chrono::milliseconds(5);
+constexpr Duration kLastWords = std::chrono::milliseconds(200);  // for answers on their way when the device has failed
+constexpr int kExitDeviceFailed = 70;
 
 /// Ends this process if it is not ready in time, whatever holds it up. The node actor starts it again or gives it up,
 /// as after any other end of its own.
@@ -79,6 +81,7 @@ class DeviceActor {
     peers_.clear();
     coordinator_.reset();
     hub_.reset();
+    set_lender(nullptr);
     runtime_.reset();  // joins the streams: nothing calls back after this
     segments_.reset();
     constants_.reset();
@@ -100,6 +103,14 @@ class DeviceActor {
   void flush_coordinator();
   void send_peer(const PeerAddress& peer, const Message& message);
   void run_order(kernels::RunOrder order);
+  void release_handle(const WireValue& value);
+  void release_own(LeaseId lease);
+  void end_holder(const ActorId& holder);
+  void set_lender(kernels::DeviceRuntime* runtime) {
+    std::lock_guard lock(lender_mutex_);
+    lender_ = runtime;
+  }
+  void end_failed_device();
   void answer(const DeviceQuery& query);
   Result<std::string> answer_text(const DeviceQuery& query);
   Result<nlohmann::json> answer_profile(const nlohmann::json& arguments);
@@ -122,6 +133,8 @@ class DeviceActor {
   std::unique_ptr<ConstantStore> constants_;
   std::unique_ptr<kernels::SegmentMap> segments_;
   std::unique_ptr<kernels::DeviceRuntime> runtime_;
+  std::mutex lender_mutex_;
+  kernels::DeviceRuntime* lender_ = nullptr;  // runtime_ while it lives; guarded, since the lane's thread asks it, too
   std::unique_ptr<Hub> hub_;
   std::unique_ptr<Line> coordinator_;
   std::map<ActorId, std::unique_ptr<Line>> peers_;
@@ -149,9 +162,13 @@ Status DeviceActor::start_memory() {
   kernels::install_arena_allocator(arena_);
 
   MemoryLane::Events events;
-  events.holder_gone = [this](const ActorId& holder) { arena_->holder_gone(holder); };
-  events.lease_released = [this](LeaseId lease) { arena_->release(lease); };
+  events.holder_gone = [this](const ActorId& holder) { end_holder(holder); };
+  events.lease_released = [this](LeaseId lease) { release_own(lease); };
   events.owner_gone = [this](const ActorId& owner) {
+    {
+      std::lock_guard lock(lender_mutex_);
+      if (lender_ != nullptr) lender_->owner_gone(owner);
+    }
     if (!segments_) return;
     segments_->drop_owner(owner);
     lane_->report_held(owner, segments_->held_segments(owner));
@@ -175,17 +192,31 @@ Status DeviceActor::start_runtime() {
   kernels::RuntimeOptions runtime;
   runtime.self = self_;
   runtime.kind = device_.kind;
+  runtime.index = device_.index;
+  runtime.uuid = device_.uuid;
   runtime.threads = device_.threads;
   runtime.memory_limit = device_.memory_limit;
   runtime.check_outputs = options_.config.checks.outputs;
   runtime.nan_check = options_.config.checks.nan;
   runtime.trace = options_.config.tracing.enabled;
+  for (const config::DeviceConfig& other : options_.config.devices) {
+    if (other.kind == device_.kind) runtime.device_readers.push_back(other.name);
+  }
+  runtime.clients_read_device = device_.output_device == device_.kind;
+  runtime.capture = device_.cuda_graph == "auto";
+  runtime.release_lent = [this](const ActorId& owner, LeaseId lease) { lane_->release(owner, lease); };
+  runtime.device_failed = [this](const Error& error) {
+    log::error("device_failed", error.to_string());
+    // Behind the answer that the run which found it is about to post.
+    loop_->post([this] { loop_->in(kLastWords, [this] { end_failed_device(); }); });
+  };
   runtime.waiting.idle = [this](const std::function<bool()>& has_work) { return loop_->drive(has_work, kNever); };
   runtime.waiting.wake = [this] { loop_->post([] {}); };
   CALLBOARD_ASSIGN(runtime_, kernels::create_device_runtime(std::move(runtime), arena_, segments_.get(),
                                                             [this](const ContentHash& hash, std::uint64_t bytes) {
                                                               return constants_->open(hash, bytes);
                                                             }));
+  set_lender(runtime_.get());
   return {};
 }
 
@@ -292,12 +323,13 @@ void DeviceActor::act(DeviceCore::Action&& action) {
   } else if (auto* cancel = std::get_if<DeviceCore::Cancel>(&action)) {
     runtime_->cancel(cancel->run, cancel->reason);
   } else if (auto* release = std::get_if<DeviceCore::Release>(&action)) {
-    const auto& block = std::get<ArenaBlock>(std::get<TensorHandle>(release->value).data);
-    lane_->release(block.owner, block.lease);
+    const auto& handle = std::get<TensorHandle>(release->value);
+    if (const auto* block = std::get_if<ArenaBlock>(&handle.data)) lane_->release(block->owner, block->lease);
+    if (const auto* lent = std::get_if<CudaIpcBlock>(&handle.data)) lane_->release(lent->owner, lent->lease);
   } else if (auto* own = std::get_if<DeviceCore::ReleaseOwn>(&action)) {
-    for (LeaseId lease : own->leases) arena_->release(lease);
+    for (LeaseId lease : own->leases) release_own(lease);
   } else if (auto* holder = std::get_if<DeviceCore::EndHolder>(&action)) {
-    arena_->holder_gone(holder->holder);
+    end_holder(holder->holder);
   } else if (auto* query = std::get_if<DeviceCore::Query>(&action)) {
     answer(query->query);
   } else if (auto* line = std::get_if<DeviceCore::LogLine>(&action)) {
@@ -337,11 +369,7 @@ void DeviceActor::send_coordinator(Message message) {
     if (status.error().code == ErrorCode::kTooLarge && std::holds_alternative<FragmentFinished>(message)) {
       // The answer must arrive, if only to say that the result cannot: its handles are the reader's no more.
       auto& finished = std::get<FragmentFinished>(message);
-      for (const WireValue& value : finished.outputs) {
-        const auto* handle = std::get_if<TensorHandle>(&value);
-        const auto* block = handle == nullptr ? nullptr : std::get_if<ArenaBlock>(&handle->data);
-        if (block != nullptr) arena_->release(block->lease);
-      }
+      for (const WireValue& value : finished.outputs) release_handle(value);
       finished.outputs.clear();
       finished.error = status.error();
     } else if (status.error().code != ErrorCode::kOverloaded) {
@@ -386,13 +414,36 @@ void DeviceActor::send_peer(const PeerAddress& peer, const Message& message) {
   if (Status status = line->send(message); !status) {
     log::error("edge_not_sent", peer.who.to_string() + ": " + status.error().to_string());
     if (const auto* edge = std::get_if<EdgeValues>(&message)) {
-      for (const auto& [id, value] : edge->values) {
-        const auto* handle = std::get_if<TensorHandle>(&value);
-        const auto* block = handle == nullptr ? nullptr : std::get_if<ArenaBlock>(&handle->data);
-        if (block != nullptr) arena_->release(block->lease);
-      }
+      for (const auto& [id, value] : edge->values) release_handle(value);
     }
   }
+}
+
+/// A handle of ours that nobody will hear of.
+void DeviceActor::release_handle(const WireValue& value) {
+  const auto* handle = std::get_if<TensorHandle>(&value);
+  if (handle == nullptr) return;
+  if (const auto* block = std::get_if<ArenaBlock>(&handle->data)) release_own(block->lease);
+  if (const auto* lent = std::get_if<CudaIpcBlock>(&handle->data)) release_own(lent->lease);
+}
+
+/// On the arena or, where it knows no such lease, on the device's own memory. The loop's or the lane's thread.
+void DeviceActor::release_own(LeaseId lease) {
+  if (arena_->release(lease)) return;
+  std::lock_guard lock(lender_mutex_);
+  if (lender_ != nullptr) lender_->release(lease);
+}
+
+void DeviceActor::end_holder(const ActorId& holder) {
+  arena_->holder_gone(holder);
+  std::lock_guard lock(lender_mutex_);
+  if (lender_ != nullptr) lender_->holder_gone(holder);
+}
+
+/// At once: destroying what is left of a device that failed may hang.
+void DeviceActor::end_failed_device() {
+  log::error("ended", "the device can run nothing more; the node actor starts this actor anew");
+  ::_exit(kExitDeviceFailed);
 }
 
 void DeviceActor::answer(const DeviceQuery& query) {
@@ -492,7 +543,10 @@ void DeviceActor::beat() {
 void DeviceActor::trim() {
   // Only after a whole interval without work: between two requests, warm pages are worth more than free ones.
   const std::uint64_t finished = runtime_->load_now().finished;
-  if (finished == finished_at_trim_) arena_->trim();
+  if (finished == finished_at_trim_) {
+    arena_->trim();
+    runtime_->trim();
+  }
   finished_at_trim_ = finished;
   loop_->in(kTrimInterval, [this] { trim(); });
 }

@@ -404,10 +404,18 @@ class DeviceCoreImpl final : public DeviceCore {
   void release(WireValue value, Actions& out) {
     const auto* handle = std::get_if<TensorHandle>(&value);
     if (handle == nullptr) return;
-    const auto* block = std::get_if<ArenaBlock>(&handle->data);
-    if (block == nullptr || block->lease == 0) return;
-    if (block->owner == options_.self) {
-      out.push_back(ReleaseOwn{{block->lease}});
+    const ActorId* owner = nullptr;
+    LeaseId lease = 0;
+    if (const auto* block = std::get_if<ArenaBlock>(&handle->data)) {
+      owner = &block->owner;
+      lease = block->lease;
+    } else if (const auto* lent = std::get_if<CudaIpcBlock>(&handle->data)) {
+      owner = &lent->owner;
+      lease = lent->lease;
+    }
+    if (lease == 0) return;
+    if (*owner == options_.self) {
+      out.push_back(ReleaseOwn{{lease}});
     } else {
       out.push_back(Release{std::move(value)});
     }

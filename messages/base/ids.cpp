@@ -2,10 +2,6 @@
 
 #include <charconv>
 
-#include <openssl/evp.h>
-
-#include "messages/base/check.h"
-
 namespace callboard {
 namespace {
 
@@ -78,16 +74,6 @@ Result<ContentHash> ContentHash::from_hex(std::string_view text) {
     if (high < 0 || low < 0) return malformed();
     hash.bytes_[i / 2] = static_cast<char>(high * 16 + low);
   }
-  hash.set_ = true;
-  return hash;
-}
-
-ContentHash ContentHash::of(const void* data, std::size_t size) {
-  ContentHash hash;
-  unsigned int length = 0;
-  const int done =
-      EVP_Digest(data, size, reinterpret_cast<unsigned char*>(hash.bytes_.data()), &length, EVP_sha256(), nullptr);
-  CALLBOARD_CHECK(done == 1 && length == kBytes, "OpenSSL has SHA-256 in its default provider");
   hash.set_ = true;
   return hash;
 }

@@ -49,6 +49,7 @@ retry: never
 devices:
   - {name: "w{i}", kind: cpu, count: 2, threads: 3, memory_limit: 50%}
   - {name: gpu, kind: cuda, index: 4, memory_limit: 1GiB}
+  - {name: named, kind: cuda, uuid: GPU-8a5c-03FF, output_device: cuda, cuda_graph: never}
 restart: {policy: never, max: 7, window: 2min, backoff: {min: 1s, max: 2s}}
 heartbeat: {interval: 1s, suspect: 2s, dead: 4s}
 limits: {requests_per_client: 8, clients: 3, deadline: 5s, start_timeout: 6s, stop_grace: 0s}
@@ -59,7 +60,13 @@ checks: {outputs: false, nan: true}
   REQUIRE(validation.errors == 0);
   const ClusterConfig& config = validation.config;
   CHECK(config.name == "lab-a");
-  CHECK(names_of(config) == std::vector<std::string>{"w0:cpu:0", "w1:cpu:1", "gpu:cuda:4"});
+  CHECK(names_of(config) == std::vector<std::string>{"w0:cpu:0", "w1:cpu:1", "gpu:cuda:4", "named:cuda:0"});
+  CHECK(config.devices[2].uuid.empty());
+  CHECK(config.devices[2].output_device == "cpu");
+  CHECK(config.devices[2].cuda_graph == "auto");
+  CHECK(config.devices[3].uuid == "GPU-8a5c-03FF");
+  CHECK(config.devices[3].output_device == "cuda");
+  CHECK(config.devices[3].cuda_graph == "never");
   CHECK(config.devices[1].threads == 3);
   CHECK(config.devices[1].memory_limit / (1 << 20) == 8191);  // a hundredth is taken first
   CHECK(config.devices[2].memory_limit == std::uint64_t{1} << 30);
@@ -165,6 +172,28 @@ TEST_CASE("an index is for cuda, each GPU once, and as many as count says") {
         std::string::npos);
   CHECK(with_devices("{kind: cuda, index: [~]}").find("E207 devices[0].index holds an empty item") !=
         std::string::npos);
+}
+
+TEST_CASE("a UUID names one GPU, once, and in place of an index") {
+  CHECK(with_devices("{kind: cuda, name: a, uuid: GPU-1f-2e}, {kind: cuda, name: b, uuid: MIG-1f}, {kind: cuda}")
+            .empty());
+  CHECK(with_devices("{kind: cpu, uuid: GPU-1f}").find("E206 devices[0].uuid is for kind cuda only") !=
+        std::string::npos);
+  CHECK(with_devices("{output_device: cpu}").find("devices[0].output_device is for kind cuda only") !=
+        std::string::npos);
+  CHECK(with_devices("{cuda_graph: never}").find("devices[0].cuda_graph is for kind cuda only") != std::string::npos);
+  for (const char* wrong : {"GPU-", "gpu-1f", "GPU-1g", "GPU-1f-", "GPU--1f", "0"}) {
+    INFO(wrong);
+    CHECK(with_devices(std::string("{kind: cuda, name: a, uuid: '") + wrong + "'}")
+              .find(std::string("E204 devices[0].uuid is '") + wrong + "', which is no GPU's UUID") !=
+          std::string::npos);
+  }
+  CHECK(with_devices("{kind: cuda, name: a, uuid: GPU-1f, index: 0}").find("names its GPU twice") != std::string::npos);
+  CHECK(with_devices("{kind: cuda, name: 'a{i}', uuid: GPU-1f, count: 2}").find("names one GPU, but count is 2") !=
+        std::string::npos);
+  CHECK(with_devices("{kind: cuda, uuid: GPU-1f}").find("devices[0].uuid needs a name beside it") != std::string::npos);
+  CHECK(with_devices("{kind: cuda, name: a, uuid: GPU-1f}, {kind: cuda, name: b, uuid: GPU-1f}")
+            .find("GPU GPU-1f is named by devices[0] and by devices[1]") != std::string::npos);
 }
 
 TEST_CASE("the number of devices is bounded") {

@@ -31,6 +31,7 @@ name: lab-a
 devices:
   - {name: "w{i}-x", kind: cpu, count: 2, threads: 3, memory_limit: 1500MiB}
   - {kind: cuda, index: [4, 2], memory_limit: 1GiB}
+  - {name: g, kind: cuda, uuid: GPU-3f0c-9A, output_device: cuda, cuda_graph: never}
   - {kind: cpu}
 restart: {policy: never, max: 7, window: 2min, backoff: {min: 1s, max: 2s}}
 heartbeat: {interval: 1001ms, suspect: 2s, dead: 4s}
@@ -58,6 +59,9 @@ TEST_CASE("the effective file reads back to the same structure") {
       CHECK(second.config.devices[i].index == first.config.devices[i].index);
       CHECK(second.config.devices[i].threads == first.config.devices[i].threads);
       CHECK(second.config.devices[i].memory_limit == first.config.devices[i].memory_limit);
+      CHECK(second.config.devices[i].uuid == first.config.devices[i].uuid);
+      CHECK(second.config.devices[i].output_device == first.config.devices[i].output_device);
+      CHECK(second.config.devices[i].cuda_graph == first.config.devices[i].cuda_graph);
     }
     CHECK(second.config.log.dir == first.config.log.dir);
     CHECK(second.config.heartbeat.interval == first.config.heartbeat.interval);

@@ -1,3 +1,3 @@
 #include "tests/conformance/device_backend_suite.h"
 
-CALLBOARD_DEVICE_BACKEND_SUITE("cpu")
+CALLBOARD_DEVICE_BACKEND_SUITE("cpu", "", )

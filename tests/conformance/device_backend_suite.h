@@ -1,6 +1,7 @@
 // What every DeviceBackend must hold to. A backend's test file is: include this, name the backend, done.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <c10/core/InferenceMode.h>
@@ -78,13 +80,44 @@ inline void check_events_and_copies(DeviceBackend& backend) {
   const CurrentStreamGuard guard(*consumer);
   const at::Tensor to = at::empty_like(from);
   REQUIRE(consumer->wait(*made, soon()));
-  consumer->copy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  REQUIRE(consumer->copy(to.mutable_data_ptr(), from.const_data_ptr(), from.nbytes()));
   const auto copied = consumer->record();
   REQUIRE(consumer->wait(*copied, soon()));
   CHECK(at::equal(from, to));
   const TimePoint deadline = soon();
   while (!copied->ready() && Clock::now() < deadline) std::this_thread::yield();
   CHECK(copied->ready());
+}
+
+inline void check_read_back(DeviceBackend& backend) {
+  const auto stream = stream_of(backend);
+  const CurrentStreamGuard guard(*stream);
+  for (const std::int64_t count : {std::int64_t{0}, std::int64_t{1}, std::int64_t{100'000}, std::int64_t{6'000'011}}) {
+    const at::Tensor from = at::arange(count, at::TensorOptions().dtype(at::kLong).device(backend.device()));
+    std::vector<std::int64_t> to(static_cast<std::size_t>(count), -1);
+    REQUIRE(stream->read_back(to.data(), from.const_data_ptr(), to.size() * sizeof(std::int64_t), soon()));
+    bool right = true;
+    for (std::size_t i = 0; i < to.size(); ++i) right = right && to[i] == static_cast<std::int64_t>(i);
+    CHECK(right);
+  }
+  CHECK(stream->synchronize(soon()));
+  CHECK(backend.health());
+}
+
+inline void check_copy_in(DeviceBackend& backend) {
+  const auto stream = stream_of(backend);
+  const CurrentStreamGuard guard(*stream);
+  constexpr std::size_t kCount = 3'000'000;
+  const at::Tensor to =
+      at::empty({static_cast<std::int64_t>(kCount)}, at::TensorOptions().dtype(at::kInt).device(backend.device()));
+  std::vector<std::int32_t> from(kCount);
+  for (std::size_t i = 0; i < kCount; ++i) from[i] = static_cast<std::int32_t>(i * 7);
+  REQUIRE(stream->copy(to.mutable_data_ptr(), from.data(), kCount * sizeof(std::int32_t)));
+  const std::vector<std::int32_t> kept = from;
+  std::fill(from.begin(), from.end(), -1);
+  std::vector<std::int32_t> back(kCount);
+  REQUIRE(stream->read_back(back.data(), to.const_data_ptr(), kCount * sizeof(std::int32_t), soon()));
+  CHECK(back == kept);
 }
 
 inline void check_kernel_streams(DeviceBackend& backend) {
@@ -111,16 +144,29 @@ inline void check_kernel_streams(DeviceBackend& backend) {
 
 }  // namespace callboard::kernels::conformance
 
-#define CALLBOARD_DEVICE_BACKEND_SUITE(kind)                                                                \
-  TEST_CASE(kind " backend: names itself, its memory and what it can run") {                                \
+/// `tags` of the tests; `skip` returns from a test where the kind's devices are not here.
+#define CALLBOARD_DEVICE_BACKEND_SUITE(kind, tags, skip)                                                    \
+  TEST_CASE(kind " backend: names itself, its memory and what it can run", tags) {                          \
+    skip;                                                                                                   \
     callboard::kernels::conformance::check_identity(*callboard::kernels::conformance::open(kind), kind);    \
   }                                                                                                         \
-  TEST_CASE(kind " backend: the current stream is a thread's own and is put back") {                        \
+  TEST_CASE(kind " backend: the current stream is a thread's own and is put back", tags) {                  \
+    skip;                                                                                                   \
     callboard::kernels::conformance::check_current_stream(*callboard::kernels::conformance::open(kind));    \
   }                                                                                                         \
-  TEST_CASE(kind " backend: events order a copy behind its producer") {                                     \
+  TEST_CASE(kind " backend: events order a copy behind its producer", tags) {                               \
+    skip;                                                                                                   \
     callboard::kernels::conformance::check_events_and_copies(*callboard::kernels::conformance::open(kind)); \
   }                                                                                                         \
-  TEST_CASE(kind " backend: KernelStreams run with their stream current and in InferenceMode") {            \
+  TEST_CASE(kind " backend: what is read back is there when the call returns", tags) {                      \
+    skip;                                                                                                   \
+    callboard::kernels::conformance::check_read_back(*callboard::kernels::conformance::open(kind));         \
+  }                                                                                                         \
+  TEST_CASE(kind " backend: host memory has been read when a copy from it returns", tags) {                 \
+    skip;                                                                                                   \
+    callboard::kernels::conformance::check_copy_in(*callboard::kernels::conformance::open(kind));           \
+  }                                                                                                         \
+  TEST_CASE(kind " backend: KernelStreams run with their stream current and in InferenceMode", tags) {      \
+    skip;                                                                                                   \
     callboard::kernels::conformance::check_kernel_streams(*callboard::kernels::conformance::open(kind));    \
   }

@@ -64,7 +64,9 @@ class RecordingStream final : public StreamContext {
   }
   std::shared_ptr<DeviceEvent> record() override { return nullptr; }
   Status wait(const DeviceEvent&, TimePoint) override { return {}; }
-  void copy(void*, const void*, std::size_t) override {}
+  Status copy(void*, const void*, std::size_t) override { return {}; }
+  Status read_back(void*, const void*, std::size_t, TimePoint) override { return {}; }
+  Status synchronize(TimePoint) override { return {}; }
   mutable int checks_ok = 2;
 
  private:

@@ -33,22 +33,22 @@ constexpr std::int64_t kLarge = 100'000;  // of one-byte elements and more: abov
 struct Exchange {
   Exchange()
       : own(test_memory().arena, kSelf),
-        exporter(own),
-        importer(own, test_memory().segments.get()),
         backend(make_cpu_backend().value()),
+        exporter(own, *backend),
+        importer(own, test_memory().segments.get(), *backend),
         stream(backend->make_stream(StreamKind::kCommunicate).value()) {}
 
   Result<std::vector<WireValue>> try_out(const at::Tensor& tensor, bool copy = false,
                                          std::vector<ActorId> holders = {kClient}) {
-    return exporter.export_item({c10::IValue(tensor), "result", copy, std::move(holders)}, *stream, kNever);
+    return exporter.export_item({c10::IValue(tensor), "result", copy, std::move(holders), {}}, *stream, kNever);
   }
   WireValue out(const at::Tensor& tensor, bool copy = false) { return try_out(tensor, copy).value().at(0); }
   at::Tensor in(const WireValue& value) { return importer.import(value).value().toTensor(); }
 
   OwnBlocks own;
+  std::unique_ptr<DeviceBackend> backend;
   TensorExporter exporter;
   TensorImporter importer;
-  std::unique_ptr<DeviceBackend> backend;
   std::unique_ptr<StreamContext> stream;
 };
 

@@ -364,11 +364,26 @@ def test_validate_of_a_file_that_is_too_large_is_a_usage_error(tmp_path: pathlib
     assert "1048576 bytes" in refused.stderr
 
 
-def test_a_kind_without_a_backend_is_refused_before_anything_starts(lab: Lab, tmp_path: pathlib.Path) -> None:
+def test_a_gpu_that_is_not_here_is_refused_before_anything_starts(lab: Lab, tmp_path: pathlib.Path) -> None:
     file = tmp_path / "gpu.yaml"
-    file.write_text("devices: [{kind: cuda}]\n")
-    up = lab("up", str(file))
-    assert up.returncode == 1, up.stderr
-    assert "no backend" in up.stderr
+    file.write_text("devices: [{kind: cpu}, {kind: cuda, index: 1023}]\n")
+    before = set(pathlib.Path("/tmp").glob("callboard-probe-*"))
+    up = lab("up", str(file), env={"CALLBOARD_DEVICE_BINARY": str(BIN / "callboard-device")})
+    assert "'cuda1023'" in up.stderr
+    if (BIN / "callboard_cuda.so").exists():
+        assert up.returncode == 3, up.stderr
+        assert "no NVIDIA driver" in up.stderr or "no GPU" in up.stderr or "asks for GPU 1023" in up.stderr
+        assert "hint" in up.stderr
+    else:
+        assert up.returncode == 1, up.stderr
+        assert "no backend" in up.stderr
     assert "starting" not in up.stderr
     assert lab.clusters() == []
+    assert set(pathlib.Path("/tmp").glob("callboard-probe-*")) <= before
+
+
+def test_doctor_says_why_no_gpu_can_be_used(lab: Lab) -> None:
+    told = lab("doctor", "-o", "json", env={"CALLBOARD_DEVICE_BINARY": str(BIN / "callboard-device")})
+    gpus = next(check for check in json.loads(told.stdout)["checks"] if check["name"] == "GPUs")
+    assert gpus["state"] in ("ok", "warn")
+    assert "capability" in gpus["found"] or "devices of kind cuda do not start here: " in gpus["found"]

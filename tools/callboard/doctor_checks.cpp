@@ -25,6 +25,7 @@
 #include "messages/base/clock.h"
 #include "messages/base/fd.h"
 #include "tools/callboard/console.h"
+#include "tools/callboard/gpu_probe.h"
 #include "tools/callboard/programs.h"
 
 namespace callboard::cli {
@@ -174,7 +175,8 @@ Check message_library() {
   return {"libzmq", enough ? Level::kOk : Level::kFail, found, enough ? "" : "4.3.4 or later is needed"};
 }
 
-Check gpus() {
+/// What the driver says without CUDA: enough to tell a missing driver from a missing plug-in.
+std::string driver_says() {
   std::error_code error;
   std::vector<std::string> names;
   for (auto entry = std::filesystem::directory_iterator("/proc/driver/nvidia/gpus", error);
@@ -184,14 +186,34 @@ Check gpus() {
       if (line.starts_with("Model:")) names.push_back(line.substr(line.find_first_not_of(" \t", 6)));
     }
   }
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  const std::string restricted = visible == nullptr ? "" : std::string("; CUDA_VISIBLE_DEVICES is '") + visible + "'";
-  if (names.empty()) return {"GPUs", Level::kOk, "none (devices of kind cuda will not start)" + restricted, ""};
-  std::string found = std::to_string(names.size()) + ": ";
+  std::string found = names.empty() ? "no NVIDIA driver is loaded" : std::to_string(names.size()) + " in /proc: ";
   for (std::size_t i = 0; i < names.size(); ++i) found += (i > 0 ? ", " : "") + names[i];
-  if (!std::filesystem::exists("/dev/nvidiactl", error))
-    return {"GPUs", Level::kWarn, found + ", but no /dev/nvidiactl", "give the container the GPU devices"};
-  return {"GPUs", Level::kOk, found + restricted, ""};
+  if (!names.empty() && !std::filesystem::exists("/dev/nvidiactl", error)) found += ", but no /dev/nvidiactl";
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    found += std::string("; CUDA_VISIBLE_DEVICES is '") + visible + "'";
+  }
+  return found;
+}
+
+/// Without GPUs all is well: CPU clusters need none. A driver with GPUs that a device actor cannot use is worth a look.
+Check gpus() {
+  const auto programs = find_programs();
+  if (!programs) return {"GPUs", Level::kOk, driver_says(), ""};
+  std::error_code error;
+  const bool driver = std::filesystem::exists("/proc/driver/nvidia/version", error);
+  const auto found = probe_gpus(*programs);
+  if (!found) {
+    return {"GPUs", driver ? Level::kWarn : Level::kOk,
+            "devices of kind cuda do not start here: " + found.error().message + "; " + driver_says(),
+            found.error().hint};
+  }
+  std::string list = std::to_string(found->size()) + ":";
+  for (const Gpu& gpu : *found) {
+    list += " [" + std::to_string(gpu.index) + "] " + gpu.name + ", " + size_text(gpu.memory_bytes) + ", capability " +
+            gpu.compute_capability + ", " + gpu.uuid + ";";
+  }
+  list.pop_back();
+  return {"GPUs", Level::kOk, list, ""};
 }
 
 Check device_program() {

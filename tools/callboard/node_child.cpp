@@ -55,7 +55,8 @@ Result<NodeChild> NodeChild::start(const config::ClusterConfig& config, const Pr
                        std::to_string(kStatusFd),
                        "--device-binary",
                        programs.device,
-                       "--own-log"};
+                       "--own-log",
+                       "--devices-checked"};
   options.fds = {{file.get(), kConfigFd}, {status.write.get(), kStatusFd}};
   if (!detached) {
     options.arguments.insert(options.arguments.end(), {"--lifeline-fd", std::to_string(kLifelineFd)});

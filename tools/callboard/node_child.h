@@ -17,7 +17,8 @@ namespace callboard::cli {
 /// Main thread only (it spawns). Ends the cluster when it goes, unless leave_running() was called: the lifeline closes.
 class NodeChild {
  public:
-  /// `detached`: in a session of its own and without a lifeline, so that it can outlive us.
+  /// The caller has called check_devices_here(). `detached`: in a session of its own and without a lifeline, so that it
+  /// can outlive us.
   static Result<NodeChild> start(const config::ClusterConfig& config, const Programs& programs, bool detached);
 
   /// What it reported since the last call (NodeEvent as JSON objects); never blocks.

@@ -16,6 +16,7 @@
 #include "messages/base/log.h"
 #include "tools/callboard/commands.h"
 #include "tools/callboard/exit_codes.h"
+#include "tools/callboard/gpu_probe.h"
 #include "tools/callboard/programs.h"
 
 namespace callboard::cli {
@@ -27,6 +28,7 @@ struct NodeFlags {
   int lifeline_fd = -1;
   int status_fd = -1;
   bool own_log = false;
+  bool devices_checked = false;
 };
 
 /// Once the logs have a place, what we print goes there: whoever started us may be gone by then.
@@ -50,6 +52,11 @@ int run_node_role(const NodeFlags& flags, const Console& console) {
   }
   auto programs = find_programs(flags.device_binary);
   if (!programs) return report(programs.error(), console);
+  if (!flags.devices_checked) {
+    if (const Status devices = check_devices_here(*config, *programs); !devices) {
+      return report(devices.error(), console);
+    }
+  }
   log::start("node#1", config->log.level);
   actors::NodeOptions options;
   options.config = std::move(*config);
@@ -93,6 +100,7 @@ void add_roles(CLI::App& app, Invocation& invocation) {
   node->add_option("--lifeline-fd", node_flags->lifeline_fd, "Its end of file stops the cluster");
   node->add_option("--status-fd", node_flags->status_fd, "Where events go, as lines of JSON");
   node->add_flag("--own-log", node_flags->own_log, "Log into the cluster's log directory once it is there");
+  node->add_flag("--devices-checked", node_flags->devices_checked, "The caller has asked for the file's GPUs already");
   node->callback([node_flags, &invocation] {
     invocation.run = [node_flags, &invocation] { return run_node_role(*node_flags, invocation.console); };
   });

@@ -19,6 +19,7 @@
 #include "config/validation.h"
 #include "tools/callboard/commands.h"
 #include "tools/callboard/exit_codes.h"
+#include "tools/callboard/gpu_probe.h"
 #include "tools/callboard/node_child.h"
 #include "tools/callboard/signals.h"
 #include "tools/callboard/trace_file.h"
@@ -148,6 +149,7 @@ Status Up::prepare() {
   // A detached cluster's trace is written by `down`, wherever that is called.
   if (!flags_.detach || !config_.tracing.file.empty()) CALLBOARD_TRY(check_trace_file(config_.tracing));
   CALLBOARD_ASSIGN(programs_, find_programs());
+  CALLBOARD_TRY(check_devices_here(config_, programs_));
   CALLBOARD_ASSIGN(signals_, StopSignals::take());
   return {};
 }

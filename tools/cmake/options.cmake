@@ -1,6 +1,8 @@
 # What a build can be told. Presets (CMakePresets.json) set these.
 option(CALLBOARD_TESTS "Build the tests" ON)
 option(CALLBOARD_TORCH "Build what links LibTorch (kernels, device actor)" ON)
+set(CALLBOARD_CUDA "AUTO" CACHE STRING "Build the plug-in for GPUs: AUTO (where nvcc is found), ON or OFF")
+set_property(CACHE CALLBOARD_CUDA PROPERTY STRINGS AUTO ON OFF)
 option(CALLBOARD_PYTHON "Build the Python package's native module" ON)
 option(CALLBOARD_FUZZ "Build the libFuzzer targets (clang)" OFF)
 option(CALLBOARD_FAILPOINTS "Compile failpoints in" OFF)

@@ -1,0 +1,17 @@
+// The device backend of one GPU.
+#pragma once
+
+#include <string>
+
+#include "kernels/device_backend.h"
+
+namespace callboard::kernels {
+
+/// kEnvironment names what is missing: a driver, a GPU at all, one of this number (and how many there are), one that
+/// this build has code for.
+Result<std::unique_ptr<DeviceBackend>> make_cuda_backend(const BackendOptions& options);
+
+/// probe_devices("cuda"): see kernels/runtime.h.
+Result<std::string> list_gpus();
+
+}  // namespace callboard::kernels

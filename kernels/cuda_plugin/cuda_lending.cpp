@@ -1,0 +1,86 @@
+#include "kernels/cuda_plugin/cuda_lending.h"
+
+#include <utility>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#include "messages/base/check.h"
+
+namespace callboard::kernels {
+
+namespace {
+namespace allocator = c10::cuda::CUDACachingAllocator;
+}  // namespace
+
+CudaLending::CudaLending(c10::DeviceIndex device, std::shared_ptr<cuda::SlabPool> slabs)
+    : device_(device), slabs_(std::move(slabs)) {
+  const c10::cuda::CUDAGuard guard(device);  // a pool is of the device that is current
+  // Called under the allocator's lock, by which nothing may be thrown: no memory is said by nullptr, and the allocator
+  // tries what else it has before it throws by itself.
+  auto segments = torch::cuda::CUDAPluggableAllocator::createCustomAllocator(
+      [pool = slabs_](std::size_t bytes, int, cudaStream_t stream) -> void* {
+        return pool->allocate(bytes, reinterpret_cast<cuda::Stream>(stream)).value_or(nullptr);
+      },
+      [pool = slabs_](void* segment, std::size_t, int, cudaStream_t stream) {
+        pool->deallocate(segment, reinterpret_cast<cuda::Stream>(stream));
+      });
+  pool_ = std::make_unique<at::cuda::MemPool>(std::move(segments), /*is_user_created=*/true, /*use_on_oom=*/false,
+                                              /*no_split=*/false);
+}
+
+void CudaLending::add_stream(cudaStream_t stream) {
+  for (auto& place : streams_) {
+    cudaStream_t empty = nullptr;
+    if (place.compare_exchange_strong(empty, stream)) return;
+  }
+  CALLBOARD_CHECK(false, "a device has a handful of streams");
+}
+
+void CudaLending::remove_stream(cudaStream_t stream) noexcept {
+  for (auto& place : streams_) {
+    cudaStream_t ours = stream;
+    if (place.compare_exchange_strong(ours, nullptr)) return;
+  }
+}
+
+bool CudaLending::is_ours(cudaStream_t stream) const noexcept {
+  if (stream == nullptr || paused_.load() == stream) return false;
+  for (const auto& place : streams_) {
+    if (place.load() == stream) return true;
+  }
+  return false;
+}
+
+void CudaLending::begin() {
+  std::lock_guard lock(mutex_);
+  if (users_ == 0) {
+    allocator::beginAllocateToPool(device_, pool_->id(), [this](cudaStream_t stream) { return is_ours(stream); });
+  }
+  ++users_;
+}
+
+void CudaLending::end() noexcept {
+  std::lock_guard lock(mutex_);
+  if (--users_ > 0) return;
+  allocator::endAllocateToPool(device_, pool_->id());
+  allocator::releasePool(device_, pool_->id());  // the use that begin counted; the pool's own remains
+}
+
+bool CudaLending::release_cached() {
+  std::lock_guard lock(mutex_);
+  if (users_ > 0) return false;
+  const auto reserved = [this] {
+    const auto stats = allocator::getDeviceStats(device_);
+    return stats.reserved_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
+  };
+  const auto before = reserved();
+  allocator::emptyCache(pool_->id());
+  allocator::emptyCache();
+  // A device that failed is found by whoever asks for its health next.
+  static_cast<void>(slabs_->release_cached());
+  return reserved() < before;
+}
+
+}  // namespace callboard::kernels

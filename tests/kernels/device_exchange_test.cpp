@@ -1,0 +1,452 @@
+// The runtime on a device with memory of its own, as far as that needs no GPU: the device is a fake whose memory is the
+// heap, whose exchange hands addresses out, and whose captured work is a function of the test's.
+#include "kernels/device_exchange.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/relu.h>
+
+#include "kernels/cpu_backend.h"
+#include "kernels/plugin.h"
+#include "kernels/runtime.h"
+#include "tests/kernels/support/fragment_maker.h"
+#include "tests/kernels/support/test_device.h"
+#include "tests/kernels/support/test_operators.h"
+#include "tests/support/test.h"
+
+using namespace callboard;
+using namespace callboard::kernels;
+using namespace callboard::testing;
+
+namespace {
+
+constexpr std::int64_t kLarge = 1 << 18;
+
+/// What the fakes do and have done. One device at a time.
+struct FakeDevice {
+  std::mutex mutex;
+  LeaseId next_lease = LeaseId{1} << 62;
+  std::map<LeaseId, std::pair<ActorId, c10::Storage>> lent;  // guarded by mutex
+  std::atomic<int> lendable{0};
+  std::atomic<int> lent_outside{0};  // while nothing was lendable
+  std::atomic<int> released_cached{0};
+  std::atomic<int> read_backs{0};
+  std::atomic<int> synchronized{0};
+  std::atomic<int> captures{0};
+  std::function<Status()> replay;  // compute stream
+  std::atomic<bool> can_lend{true};
+  std::atomic<bool> lend_refused{false};
+  std::atomic<bool> capture_refused{false};
+  std::atomic<bool> sick{false};
+  std::atomic<bool> owner_lost{false};
+};
+FakeDevice* fake = nullptr;
+
+class FakeWork final : public CapturedWork {
+ public:
+  Status replay() override { return fake->replay ? fake->replay() : Status(); }
+};
+
+/// The cpu's stream, which counts.
+class FakeStream final : public StreamContext {
+ public:
+  explicit FakeStream(std::unique_ptr<StreamContext> real) : real_(std::move(real)) {}
+  void enter() override { real_->enter(); }
+  void leave() override { real_->leave(); }
+  bool is_current() const override { return real_->is_current(); }
+  std::shared_ptr<DeviceEvent> record() override { return real_->record(); }
+  Status wait(const DeviceEvent& event, TimePoint deadline) override { return real_->wait(event, deadline); }
+  Status copy(void* to, const void* from, std::size_t bytes) override { return real_->copy(to, from, bytes); }
+  Status read_back(void* to, const void* from, std::size_t bytes, TimePoint deadline) override {
+    ++fake->read_backs;
+    return real_->read_back(to, from, bytes, deadline);
+  }
+  Status synchronize(TimePoint) override {
+    ++fake->synchronized;
+    return {};
+  }
+  bool can_capture() const override { return true; }
+  Result<std::unique_ptr<CapturedWork>> capture(const std::function<Status()>& work) override {
+    ++fake->captures;
+    CALLBOARD_TRY(work());
+    if (fake->capture_refused) return fail(ErrorCode::kUnsupported, "the device refused the capture: test");
+    return std::make_unique<FakeWork>();
+  }
+
+ private:
+  const std::unique_ptr<StreamContext> real_;
+};
+
+class FakeExchange final : public DeviceExchange {
+ public:
+  void begin_lendable() override { ++fake->lendable; }
+  void end_lendable() noexcept override { --fake->lendable; }
+  bool can_lend() const override { return fake->can_lend; }
+  Result<std::optional<Lent>> lend(const at::Tensor& tensor, const ActorId& holder, StreamContext&) override {
+    if (fake->lendable == 0) ++fake->lent_outside;
+    if (fake->lend_refused) return fail(ErrorCode::kUnsupported, "no other process reaches this memory");
+    std::lock_guard lock(fake->mutex);
+    CudaIpcBlock block;
+    block.owner = kSelf;
+    block.bytes = tensor.storage().nbytes();
+    block.lease = fake->next_lease++;
+    block.handles = std::string(CudaIpcBlock::kUuidBytes + 2 * CudaIpcBlock::kHandleBytes, 'h');
+    fake->lent.emplace(block.lease, std::pair(holder, tensor.storage()));
+    return Lent{block, static_cast<std::byte*>(tensor.storage().mutable_data())};
+  }
+  Result<std::shared_ptr<std::byte>> open(const CudaIpcBlock& block, StreamContext&) override {
+    std::lock_guard lock(fake->mutex);
+    const auto found = fake->lent.find(block.lease);
+    if (found == fake->lent.end()) return fail(ErrorCode::kTensorLost, "no such lease");
+    auto* data = static_cast<std::byte*>(found->second.second.mutable_data());
+    return std::shared_ptr<std::byte>(data, [lease = block.lease](std::byte*) {
+      std::lock_guard again(fake->mutex);
+      fake->lent.erase(lease);
+    });
+  }
+  Status still_there(const CudaIpcBlock&) const override {
+    if (!fake->owner_lost) return {};
+    return fail(ErrorCode::kTensorLost, "the owner of an input is gone");
+  }
+  void discard(const CudaIpcBlock& block) noexcept override { release(block.lease); }
+  void trim() override {}
+  bool release(LeaseId lease) noexcept override {
+    std::lock_guard lock(fake->mutex);
+    return fake->lent.erase(lease) > 0;
+  }
+  std::size_t holder_gone(const ActorId& holder) noexcept override {
+    std::lock_guard lock(fake->mutex);
+    return std::erase_if(fake->lent, [&](const auto& entry) { return entry.second.first == holder; });
+  }
+  void owner_gone(const ActorId&) noexcept override { fake->owner_lost = true; }
+};
+
+class FakeBackend final : public DeviceBackend {
+ public:
+  std::string_view kind() const override { return "fake"; }
+  c10::Device device() const override { return c10::Device(c10::DeviceType::CPU); }
+  Result<std::unique_ptr<StreamContext>> make_stream(StreamKind kind) override {
+    CALLBOARD_ASSIGN(auto real, cpu_->make_stream(kind));
+    return std::make_unique<FakeStream>(std::move(real));
+  }
+  Result<DeviceMemory> memory() const override { return cpu_->memory(); }
+  void set_intra_op_threads(int threads) override { cpu_->set_intra_op_threads(threads); }
+  bool can_run(const std::string& name, const std::string& overload) const override {
+    return cpu_->can_run(name, overload);
+  }
+  DeviceExchange* exchange() override { return &exchange_; }
+  bool release_cached_memory() override {
+    if (fake->lendable != 0) ++fake->lent_outside;  // LibTorch gives nothing back while a pool is in use
+    return ++fake->released_cached == 1;
+  }
+  Status health() const override {
+    if (!fake->sick) return {};
+    return fail(ErrorCode::kDeviceFailed, "the fake device can run nothing more");
+  }
+  std::string describe() const override { return R"({"fake": true})"; }
+
+ private:
+  const std::unique_ptr<DeviceBackend> cpu_ = make_cpu_backend().value();
+  FakeExchange exchange_;
+};
+
+/// A runtime on a fake device, whose state begins anew.
+struct Device {
+  explicit Device(RuntimeOptions options = {}) : runtime(start(std::move(options))) {}
+  ~Device() {
+    runtime.reset();
+    hook_body = nullptr;
+    std::lock_guard lock(state.mutex);
+    CHECK(state.lendable == 0);
+    CHECK(state.lent_outside == 0);
+  }
+
+  std::unique_ptr<TestDevice> start(RuntimeOptions options) {
+    fake = &state;
+    register_backend("fake", [](const BackendOptions&) -> Result<std::unique_ptr<DeviceBackend>> {
+      return std::make_unique<FakeBackend>();
+    });
+    options.kind = "fake";
+    options.device_readers = {"fake1"};
+    options.device_failed = [this](const Error&) { ++failures; };
+    return std::make_unique<TestDevice>(std::move(options));
+  }
+  std::size_t leases() {
+    std::lock_guard lock(state.mutex);
+    return state.lent.size();
+  }
+
+  FakeDevice state;
+  std::atomic<int> failures{0};
+  std::unique_ptr<TestDevice> runtime;
+};
+
+/// relu applied `count` times.
+Fragment relus(const std::string& name, int count, std::int64_t size, bool to_client = true, std::size_t edges = 0) {
+  FragmentMaker maker(name);
+  const ValueSpec spec = tensor_spec(DType::kFloat32, {size});
+  ValueId x = maker.input(spec);
+  for (int i = 0; i < count; ++i) x = maker.node("aten::relu", {value(x)}, {}, spec);
+  maker.output(x, to_client, edges);
+  return maker.build();
+}
+
+bool is_lent(const WireValue& value) {
+  return std::holds_alternative<CudaIpcBlock>(std::get<TensorHandle>(value).data);
+}
+
+}  // namespace
+
+TEST_CASE("a device with memory of its own lends to those that read it and copies for all others") {
+  Device device;
+  const Fragment fragment = relus("lend", 1, kLarge, true, 2);
+  REQUIRE(device.runtime->load(fragment));
+  const at::Tensor x = at::rand({kLarge}) - 0.5;
+  RunOrder order = TestDevice::order(fragment, {to_wire(x)});
+  order.edge_holders = {{"fake1", 1}, {"cpu5", 1}};
+  const RunResult result = device.runtime->run(std::move(order));
+  REQUIRE_FALSE(result.error);
+  CHECK_FALSE(is_lent(result.to_client.at(0)));
+  CHECK(is_lent(result.on_edges.at(0)));
+  CHECK_FALSE(is_lent(result.on_edges.at(1)));
+  CHECK(device.leases() == 1);
+  CHECK(device.state.read_backs == 1);  // one copy for both that read host memory
+  CHECK(device.state.synchronized > 0);
+  CHECK(identical(from_wire(result.to_client[0]), at::relu(x)));
+  CHECK(identical(from_wire(result.on_edges[1]), at::relu(x)));
+
+  // And back in, along an edge.
+  const Fragment next = relus("lent in", 1, kLarge);
+  REQUIRE(device.runtime->load(next));
+  const RunResult read = device.runtime->run(TestDevice::order(next, {result.on_edges[0]}));
+  REQUIRE_FALSE(read.error);
+  CHECK(identical(from_wire(read.to_client.at(0)), at::relu(x)));
+  CHECK(device.leases() == 0);  // ended with the run
+}
+
+TEST_CASE("clients get device memory only where that was asked for, and a machine that cannot lend copies") {
+  RuntimeOptions options;
+  options.clients_read_device = true;
+  Device device(options);
+  const Fragment fragment = relus("to client", 1, kLarge);
+  const at::Tensor x = at::rand({kLarge});
+  const RunResult lent = device.runtime->run(fragment, {to_wire(x)});
+  REQUIRE_FALSE(lent.error);
+  REQUIRE(is_lent(lent.to_client.at(0)));
+  CHECK(
+      device.runtime->runtime().release(std::get<CudaIpcBlock>(std::get<TensorHandle>(lent.to_client[0]).data).lease));
+  CHECK(device.leases() == 0);
+  device.state.can_lend = false;
+  const RunResult copied = device.runtime->run(fragment, {to_wire(x)});
+  REQUIRE_FALSE(copied.error);
+  CHECK_FALSE(is_lent(copied.to_client.at(0)));
+  CHECK(identical(from_wire(copied.to_client[0]), x));
+}
+
+TEST_CASE("where the system refuses to lend a block, its reader gets a copy") {
+  Device device;
+  device.state.lend_refused = true;
+  const Fragment fragment = relus("refused to lend", 1, kLarge, false, 1);
+  REQUIRE(device.runtime->load(fragment));
+  const at::Tensor x = at::rand({kLarge});
+  RunOrder order = TestDevice::order(fragment, {to_wire(x)});
+  order.edge_holders = {{"fake1", 1}};
+  const RunResult result = device.runtime->run(std::move(order));
+  REQUIRE_FALSE(result.error);
+  CHECK(identical(from_wire(result.on_edges.at(0)), x));
+}
+
+TEST_CASE("an input that goes out again is copied before it is lent") {
+  Device device;
+  FragmentMaker maker("passed on");
+  maker.output(maker.input(tensor_spec(DType::kFloat32, {kLarge})), false, 1);
+  const Fragment fragment = maker.build();
+  REQUIRE(device.runtime->load(fragment));
+  const at::Tensor x = at::rand({kLarge});
+  RunOrder order = TestDevice::order(fragment, {to_wire(x)});
+  order.edge_holders = {{"fake1", 1}};
+  const RunResult result = device.runtime->run(std::move(order));
+  REQUIRE_FALSE(result.error);
+  CHECK(is_lent(result.on_edges.at(0)));
+  device.runtime->runtime().holder_gone({"fake1", 1});
+  CHECK(device.leases() == 0);
+}
+
+TEST_CASE("a static fragment is captured at its second run and replayed from then on, with fresh inputs and outputs") {
+  Device device;
+  const Fragment fragment = relus("static", 4, 1'000);
+  std::vector<at::Tensor> inputs;
+  for (int i = 0; i < 4; ++i) inputs.push_back(at::rand({1'000}) - 0.5);
+  int replays = 0;
+  device.state.replay = [&]() -> Status {
+    ++replays;
+    return {};
+  };
+  CHECK(identical(device.runtime->result(fragment, {inputs[0]}), at::relu(inputs[0])));
+  CHECK(device.state.captures == 0);
+  // The second run captures, whose work the fake has run on that run's inputs, and replays.
+  CHECK(identical(device.runtime->result(fragment, {inputs[1]}), at::relu(inputs[1])));
+  CHECK(device.state.captures == 1);
+  CHECK(replays == 1);
+  // A replay that does nothing leaves the captured outputs: what is handed out comes from there and not from kernels.
+  CHECK(identical(device.runtime->result(fragment, {inputs[2]}), at::relu(inputs[1])));
+  CHECK(replays == 2);
+  CHECK(device.state.captures == 1);
+  const std::string told = device.runtime->runtime().describe();
+  CHECK(told.find("captured, 2 replays") != std::string::npos);
+  CHECK(told.find(R"("fake":true)") != std::string::npos);
+}
+
+TEST_CASE("an input of another layout than the captured one runs kernel by kernel") {
+  Device device;
+  FragmentMaker maker("layouts");
+  const ValueSpec spec = tensor_spec(DType::kFloat32, {8, 8});
+  ValueId x = maker.input(spec);
+  for (int i = 0; i < 4; ++i) x = maker.node("aten::relu", {value(x)}, {}, spec);
+  maker.output(x);
+  const Fragment fragment = maker.build();
+  const at::Tensor plain = at::rand({8, 8}) - 0.5;
+  for (int i = 0; i < 2; ++i) CHECK(identical(device.runtime->result(fragment, {plain}), at::relu(plain)));
+  device.state.replay = []() -> Status { return fail(ErrorCode::kInternal, "nothing is to be replayed here"); };
+  const at::Tensor turned = (at::rand({8, 8}) - 0.5).t();
+  CHECK(identical(device.runtime->result(fragment, {turned}), at::relu(turned)));
+}
+
+TEST_CASE("what keeps a fragment from being captured is named, and it runs all the same") {
+  Device device;
+  const at::Tensor x = at::rand({64});
+  const auto run_three = [&](const Fragment& fragment) {
+    for (int i = 0; i < 3; ++i) CHECK_FALSE(device.runtime->run(fragment, {to_wire(x)}).error);
+    return device.runtime->runtime().describe();
+  };
+  CHECK(run_three(relus("few", 2, 64)).find("not captured: it has 2 kernels") != std::string::npos);
+
+  FragmentMaker random("random");
+  ValueId y = random.input();
+  for (int i = 0; i < 4; ++i) y = random.node("aten::rand_like", {value(y)});
+  random.output(y);
+  CHECK(run_three(random.build()).find("not captured: it draws random numbers") != std::string::npos);
+
+  device.state.capture_refused = true;
+  CHECK(run_three(relus("refused", 4, 64)).find("not captured: the device refused the capture: test") !=
+        std::string::npos);
+  CHECK(device.state.captures == 1);
+  device.state.capture_refused = false;
+
+  // Fails while it is captured and never else, as an operator does that waits for the device.
+  FragmentMaker waits("waits");
+  ValueId z = waits.input();
+  for (int i = 0; i < 3; ++i) z = waits.node("aten::relu", {value(z)});
+  waits.output(waits.node("cbtest::hook", {value(z)}));
+  hook_body = [&device] {
+    if (device.state.captures == 2) {
+      device.state.captures = 3;
+      throw std::runtime_error("not permitted when the stream is capturing");
+    }
+  };
+  CHECK(run_three(waits.build())
+            .find("not captured: node 103 (cbtest::hook): not permitted when the stream is capturing") !=
+        std::string::npos);
+}
+
+TEST_CASE("with capturing switched off nothing is captured") {
+  RuntimeOptions options;
+  options.capture = false;
+  Device device(options);
+  const at::Tensor x = at::rand({64});
+  for (int i = 0; i < 3; ++i) CHECK_FALSE(device.runtime->run(relus("never", 8, 64), {to_wire(x)}).error);
+  CHECK(device.state.captures == 0);
+}
+
+TEST_CASE("out of memory: what is cached is given back, and a pure fragment runs once more") {
+  Device device;
+  FragmentMaker maker("hungry");
+  maker.output(maker.node("cbtest::hook", {value(maker.input())}));
+  const Fragment fragment = maker.build();
+  int calls = 0;
+  hook_body = [&calls] {
+    if (++calls == 1) throw std::bad_alloc();
+  };
+  CHECK_FALSE(device.runtime->run(fragment, {to_wire(at::rand({8}))}).error);
+  CHECK(calls == 2);
+  CHECK(device.state.released_cached == 1);
+  hook_body = [] { throw std::bad_alloc(); };
+  const RunResult again = device.runtime->run(fragment, {to_wire(at::rand({8}))});
+  REQUIRE(again.error);  // nothing was left to give back
+  CHECK(again.error->code == ErrorCode::kOutOfMemory);
+}
+
+TEST_CASE("R85: a device that can run nothing more fails the run that finds it, with its root, and says so once") {
+  Device device;
+  const Fragment fragment = relus("sick", 1, kLarge);
+  device.state.sick = true;
+  for (int i = 0; i < 2; ++i) {
+    const RunResult result = device.runtime->run(fragment, {to_wire(at::rand({kLarge}))});
+    REQUIRE(result.error);
+    CHECK(result.error->code == ErrorCode::kDeviceFailed);
+    CHECK(result.error->actor == "cpu0#1");
+    CHECK(result.to_client.empty());
+  }
+  CHECK(device.failures == 1);
+}
+
+TEST_CASE("a result made of memory whose owner went meanwhile is not shown") {
+  Device device;
+  const Fragment first = relus("owner", 1, kLarge, false, 1);
+  REQUIRE(device.runtime->load(first));
+  RunOrder order = TestDevice::order(first, {to_wire(at::rand({kLarge}))});
+  order.edge_holders = {{"fake1", 1}};
+  const RunResult lent = device.runtime->run(std::move(order));
+  REQUIRE_FALSE(lent.error);
+  device.runtime->runtime().owner_gone(kSelf);
+  const RunResult read = device.runtime->run(relus("reader", 1, kLarge), {lent.on_edges.at(0)});
+  REQUIRE(read.error);
+  CHECK(read.error->code == ErrorCode::kTensorLost);
+  CHECK(read.to_client.empty());
+  CHECK(test_memory().arena->stats().leases == 0);
+}
+
+TEST_CASE("a plug-in that cannot be used is named with its file and what is wrong with it") {
+  const auto missing = load_plugin("cuda", "/nowhere/at/all");
+  REQUIRE_FALSE(missing);
+  CHECK(missing.error().code == ErrorCode::kEnvironment);
+  CHECK(missing.error().message.find("/nowhere/at/all/callboard_cuda.so: No such file") != std::string::npos);
+  CHECK(missing.error().hint.find("CALLBOARD_CUDA=ON") != std::string::npos);
+
+  char folder[] = "/tmp/callboard-plugin-XXXXXX";
+  REQUIRE(mkdtemp(folder) != nullptr);
+  const std::string file = std::string(folder) + "/callboard_other.so";
+  std::ofstream(file) << "no library";
+  const auto broken = load_plugin("other", folder);
+  std::remove(file.c_str());
+  rmdir(folder);
+  REQUIRE_FALSE(broken);
+  CHECK(broken.error().code == ErrorCode::kEnvironment);
+  CHECK(broken.error().message.find(file) != std::string::npos);
+
+  RuntimeOptions options;
+  options.kind = "no-such-kind";
+  CHECK_THROWS_WITH(TestDevice(options), Catch::Contains("devices of kind 'no-such-kind' cannot be used"));
+}
+
+TEST_CASE("constants of equal content lie on the device once, for all fragments") {
+  Device device;
+  const at::Tensor weight = at::rand({64});
+  for (const char* name : {"first", "second"}) {
+    FragmentMaker maker(std::string("constants ") + name);
+    const ValueId w = add_constant(maker, weight);
+    maker.output(maker.node("aten::add.Tensor", {value(maker.input()), value(w)}));
+    const at::Tensor x = at::rand({64});
+    CHECK(identical(device.runtime->result(maker.build(), {x}), x + weight));
+  }
+}
