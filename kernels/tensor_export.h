@@ -21,7 +21,7 @@ struct ExportItem {
   bool copy = false;  ///< its memory is an input's, a constant's or a state's: never leased
   std::vector<ActorId> holders;
   /// By holder: reads this device's own memory where it lies. Empty: none does, all read host memory.
-  std::vector<bool> reads_device;
+  std::vector<bool> reads_device = {};
 
   bool on_device(std::size_t holder) const { return holder < reads_device.size() && reads_device[holder]; }
 };
