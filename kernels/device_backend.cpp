@@ -32,12 +32,6 @@ bool register_backend(std::string kind, BackendFactory factory) {
   return known.factories.emplace(std::move(kind), std::move(factory)).second;
 }
 
-bool has_backend(std::string_view kind) {
-  Registry& known = registry();
-  std::lock_guard lock(known.mutex);
-  return known.factories.contains(kind);
-}
-
 Result<std::unique_ptr<DeviceBackend>> make_backend(std::string_view kind, const BackendOptions& options) {
   Registry& known = registry();
   BackendFactory factory;

@@ -125,7 +125,6 @@ using BackendFactory = std::function<Result<std::unique_ptr<DeviceBackend>>(cons
 
 /// Adds a kind ("cuda", by its plug-in, before any runtime is made). False if the kind is there already.
 bool register_backend(std::string kind, BackendFactory factory);
-bool has_backend(std::string_view kind);
 /// "cpu" is always there. kUnsupported names the kinds that are.
 Result<std::unique_ptr<DeviceBackend>> make_backend(std::string_view kind, const BackendOptions& options = {});
 

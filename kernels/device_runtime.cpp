@@ -76,7 +76,7 @@ class Runtime final : public DeviceRuntime {
   static Result<std::unique_ptr<DeviceRuntime>> create(RuntimeOptions options, Arena* arena, SegmentMap* segments,
                                                        ConstantOpener constants) {
     if (arena == nullptr) return fail(ErrorCode::kInternal, "a device runtime needs an arena");
-    if (!has_backend(options.kind)) CALLBOARD_TRY(load_plugin(options.kind));
+    if (comes_by_plugin(options.kind)) CALLBOARD_TRY(load_plugin(options.kind));
     const BackendOptions device{options.self, options.index, options.uuid, options.memory_limit, options.release_lent};
     CALLBOARD_ASSIGN(std::unique_ptr<DeviceBackend> backend, make_backend(options.kind, device));
     std::unique_ptr<Runtime> runtime(

@@ -26,6 +26,9 @@ struct PluginEntry {
 /// Changes with every change of what crosses between a plug-in and its process.
 constexpr std::string_view kPluginBuild = "callboard-plugin-1";
 
+/// Kinds of devices that come by a plug-in of their name. Any other kind is built in, or there is none of it.
+inline bool comes_by_plugin(std::string_view kind) { return kind == "cuda"; }
+
 /// Opens callboard_NAME.so in `folder` (empty: beside this program), for good: RTLD_NOW, since a missing library must
 /// be told now, and RTLD_GLOBAL, since operators and exceptions of both sides must meet. Opening it twice does nothing.
 /// kEnvironment, naming the file and what is missing: not built, a library that it needs, another build, another torch.

@@ -286,6 +286,8 @@ def build_all(build: Build) -> tuple[list[Program], list[str]]:
     plain = messages + memory
     kernels = sources_of("kernels", "callboard_component")
     testing = sources_of("tests/kernels", "add_library") + sources_of("tests/kernels/cuda", "add_library")
+    for program in tests:  # every program gets the helpers whole
+        program.sources = [source for source in program.sources if source not in testing]
     plugin_sources = sources_of("kernels/cuda_plugin", "add_library")
     place = [f'-DCALLBOARD_PLUGIN_DIR="{build.bin}"']
     libraries = {"plain": Program("plain", plain), "kernels": Program("kernels", kernels),
