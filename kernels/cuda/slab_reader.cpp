@@ -25,7 +25,7 @@ using SlabKey = std::pair<ActorId, SegmentId>;
 
 /// A slab of another process. Changes under the lock; `base` and `bytes` are constant once it is open.
 struct OpenSlab {
-  enum class Phase { kOpening, kOpen, kFailed };
+  enum class Phase { kOpening, kOpen, kFailed, kClosing };
   Phase phase = Phase::kOpening;
   Error error;
   SlabKey key;
@@ -74,7 +74,6 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
   Result<Event> local_event();
   void let_go(Releasing block, const std::vector<Stream>& streams, int device, const OpenedEvents::Key* event) noexcept;
   Status finish(Ending ending);
-  void keep_unclosed(const std::shared_ptr<OpenSlab>& slab);
   Status poll(TimePoint now, bool wait);
   bool pending() const;
   void owner_gone(const ActorId& owner);
@@ -257,6 +256,20 @@ Result<std::shared_ptr<OpenSlab>> ReaderState::take_slab(const CudaIpcBlock& blo
   const SlabKey key{block.owner, block.slab};
   std::unique_lock lock(mutex);
   if (gone.contains(block.owner)) return fail(lost(block.owner, "its process has ended"));
+  // The two openings of a slab that is closed and opened anew must not overlap: who closes the second one would release
+  // the lease while the first one is open.
+  const auto closed = [&] {
+    const auto found = slabs.find(key);
+    return found == slabs.end() || found->second->phase != OpenSlab::Phase::kClosing || health->failed();
+  };
+  const auto too_long = [&] {
+    return fail(ErrorCode::kDeadlineExceeded,
+                "slab " + std::to_string(block.slab) + " of " + block.owner.to_string() +
+                    " is being opened or closed by another thread for 30 s",
+                "the driver hangs; `callboard stacks` shows where");
+  };
+  if (!opened.wait_for(lock, kOpenWait, closed)) return too_long();
+  CALLBOARD_TRY(health->status());
   const auto [place, first] = slabs.try_emplace(key);
   if (first) {
     place->second = std::make_shared<OpenSlab>();
@@ -274,10 +287,7 @@ Result<std::shared_ptr<OpenSlab>> ReaderState::take_slab(const CudaIpcBlock& blo
     if (settled && slab->phase == OpenSlab::Phase::kOpen) return slab;
     --slab->blocks;
     if (settled) return fail(slab->error);
-    return fail(ErrorCode::kDeadlineExceeded,
-                "slab " + std::to_string(block.slab) + " of " + block.owner.to_string() +
-                    " is being opened by another thread for 30 s",
-                "the driver hangs; `callboard stacks` shows where");
+    return too_long();
   }
   lock.unlock();
   const Result<AddressRange> done = open_slab(block);
@@ -367,8 +377,7 @@ void ReaderState::drop_block_locked(const std::shared_ptr<OpenSlab>& slab, TimeP
 
 /// SR-3. From here on a handle that names this mapping's lease is not trusted: the lease is about to be released.
 void ReaderState::close_locked(std::shared_ptr<OpenSlab> slab, Ending& ending) {
-  const auto found = slabs.find(slab->key);
-  if (found != slabs.end() && found->second == slab) slabs.erase(found);
+  slab->phase = OpenSlab::Phase::kClosing;  // in the map until it is closed
   ending.closing.push_back(slab);
   const ActorId& owner = slab->key.first;
   if (slab->mapping == 0 || gone.contains(owner)) return;
@@ -400,23 +409,25 @@ Status ReaderState::finish(Ending ending) {
       status = closed;
     }
   }
+  if (!ending.closing.empty()) {
+    {
+      std::lock_guard lock(mutex);
+      for (const auto& slab : ending.closing) {
+        if (std::find(unclosed.begin(), unclosed.end(), slab) == unclosed.end()) {
+          slabs.erase(slab->key);
+        } else {
+          slab->phase = OpenSlab::Phase::kOpen;  // tried again when idle slabs are closed
+        }
+      }
+    }
+    opened.notify_all();
+  }
   if (health->failed()) return health->status();
-  for (const auto& slab : unclosed) keep_unclosed(slab);
   for (const auto& [owner, lease, slab] : ending.releasing) {
     // SR-3: the exporter must not free what is open still.
     if (std::find(unclosed.begin(), unclosed.end(), slab) == unclosed.end()) release(owner, lease);
   }
   return status;
-}
-
-/// It is tried again when idle slabs are closed. Where somebody opened the slab anew meanwhile, only one of the two is
-/// known from now on: then the lease on the mapping is never released, and the slab not freed before this process ends.
-void ReaderState::keep_unclosed(const std::shared_ptr<OpenSlab>& slab) {
-  std::lock_guard lock(mutex);
-  const auto [place, kept] = slabs.try_emplace(slab->key, slab);
-  if (kept) return;
-  place->second->mapping = 0;
-  place->second->trusted = false;
 }
 
 Status ReaderState::poll(TimePoint now, bool wait) {
@@ -476,7 +487,7 @@ void ReaderState::owner_gone(const ActorId& owner) {
     released_through.erase(owner);
     std::vector<std::shared_ptr<OpenSlab>> unused;
     for (const auto& [key, slab] : slabs) {
-      if (key.first == owner && slab->blocks == 0) unused.push_back(slab);
+      if (key.first == owner && slab->blocks == 0 && slab->phase == OpenSlab::Phase::kOpen) unused.push_back(slab);
     }
     for (const auto& slab : unused) close_locked(slab, ending);
   }
@@ -489,7 +500,9 @@ ReaderState::~ReaderState() {
   Ending ending;
   {
     std::lock_guard lock(mutex);
-    while (!slabs.empty()) close_locked(slabs.begin()->second, ending);
+    for (const auto& [key, slab] : slabs) {
+      if (slab->phase == OpenSlab::Phase::kOpen) close_locked(slab, ending);
+    }
   }
   (void)finish(std::move(ending));
   for (const Event event : local_events) {
