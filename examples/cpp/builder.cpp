@@ -39,7 +39,8 @@ Status run(const std::string& cluster) {
   const float values[] = {1, 2, -3, 4};
   std::memcpy(input.data, values, sizeof values);
   const std::vector<ClientValue> inputs{input};
-  CALLBOARD_ASSIGN(const std::shared_ptr<Future> future, program->submit(inputs, {.deadline = std::chrono::seconds(10)}));
+  CALLBOARD_ASSIGN(const std::shared_ptr<Future> future,
+                   program->submit(inputs, {.deadline = std::chrono::seconds(10)}));
   CALLBOARD_ASSIGN(const std::shared_ptr<const RequestResult> outcome, future->get());
 
   const auto& output = std::get<TensorRef>(outcome->outputs[0]);

@@ -1,0 +1,53 @@
+// What the device runtime keeps of a loaded fragment and of a run on its way. Internal to device_runtime.cpp.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels/device_backend.h"
+#include "kernels/executor.h"
+#include "kernels/fragment_capture.h"
+#include "kernels/loaded_fragment.h"
+#include "kernels/runtime.h"
+#include "kernels/tensor_export.h"
+
+namespace callboard::kernels {
+
+/// A loaded fragment's place; queued runs hold it, so that unload() takes effect behind them.
+struct FragmentSlot {
+  std::unique_ptr<LoadedFragment> fragment;  // compute stream
+  CaptureState capture;
+  std::atomic<std::uint64_t> state_version{0};  // for describe()
+  std::atomic<bool> has_state{false};
+};
+
+/// A run on its way. One thread at a time has it: loop → compute → (communicate) → gone.
+struct PendingRun {
+  RunOrder order;
+  std::function<void(RunResult)> done;
+  std::shared_ptr<FragmentSlot> slot;
+  std::shared_ptr<RunControl> control;
+  RunResult result;
+  std::vector<ExportItem> items;          // one per output
+  std::vector<bool> to_client;            // by item
+  std::size_t imported = 0;               // inputs whose leases are taken care of
+  std::shared_ptr<DeviceEvent> computed;  // the last kernel's end, for the communicate stream
+};
+using PendingPtr = std::shared_ptr<PendingRun>;
+
+/// Inputs go back at the end of a run, however it ends.
+class ResetAtEnd {
+ public:
+  explicit ResetAtEnd(LoadedFragment& fragment) : fragment_(fragment) {}
+  ~ResetAtEnd() { fragment_.reset(); }
+  ResetAtEnd(const ResetAtEnd&) = delete;
+  ResetAtEnd& operator=(const ResetAtEnd&) = delete;
+
+ private:
+  LoadedFragment& fragment_;
+};
+
+}  // namespace callboard::kernels
