@@ -225,7 +225,7 @@ std::optional<ClusterRecord> read_record(const std::string& dir) {
     record.coordinator_endpoint = json.at("coordinator_endpoint").get<std::string>();
     record.memory_socket = json.at("memory_socket").get<std::string>();
     record.version = json.at("version").get<std::string>();
-    record.requests_per_client = json.at("requests_per_client").get<std::size_t>();
+    record.requests_per_client = json.value("requests_per_client", record.requests_per_client);
     const std::string ours = pid_namespace();
     record.foreign_pids = json.value("pid_namespace", ours) != ours;
     if (record.foreign_pids) record.node_pid = record.coordinator_pid = 0;

@@ -58,7 +58,8 @@ def test_a_tensor_is_its_meta_and_where_its_data_are() -> None:
     assert inputs[2] == [1, [["bfloat16", [3, 4], [1, 3], 5], [1, [["cpu0", 3], 12, 4096, 8192, 77]], False]]
     kind, (meta, (place, block), _) = inputs[3]
     assert (kind, meta, place) == (1, ["float16", [1024], [1], 0], 2)
-    assert block == [["cpu1", 1], b"\xab" * 16, b"\x01" * 64, b"\x02" * 64, 4, 2 << 20, 2048, 78]
+    handles = b"\xab" * 16 + b"\x01" * 64 + b"\x02" * 64  # device, memory, event
+    assert block == [["cpu1", 1], 4, 2 << 20, 2048, 78, 76, handles]
 
 
 def test_one_and_one_point_zero_and_true_stay_distinct() -> None:
