@@ -57,7 +57,7 @@ class Submission {
   }
 
  private:
-  /// With a place, which goes with the request or is given back. An error: what there is no room for now.
+  /// With a place, which goes with the request or is given back. An error: what has no room yet.
   std::optional<Error> send() {
     auto packed = pack();
     if (!packed) {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,12 +149,8 @@ def test_a_waiting_call_holds_no_gil_and_goes_when_another_ends(slow: Any, full:
     sent[0].wait()
 
 
-def test_closing_ends_the_wait(narrow: Any, tmp_path: Path, slow: Any) -> None:
-    slow.save(tmp_path / "slow")
-    client = callboard.connect(narrow.run_dir)
-    program = client.load(tmp_path / "slow")
-    x = rand(SLOW_SIZE, SLOW_SIZE)
-    futures = [program.submit(x) for _ in range(PLACES)]
+def end_of_a_waiting_call(program: Any, x: torch.Tensor, end: Callable[[], None]) -> BaseException:
+    """Lets another thread submit where there is no room, calls `end`, and gives the error of that submit()."""
     ends: list[BaseException] = []
     began = threading.Event()
 
@@ -166,10 +164,19 @@ def test_closing_ends_the_wait(narrow: Any, tmp_path: Path, slow: Any) -> None:
     waiting = threading.Thread(target=wait_for_room)
     waiting.start()
     assert began.wait(10)
-    client.close()
+    end()
     waiting.join(30)
     assert len(ends) == 1
-    assert isinstance(ends[0], errors.Cancelled)
+    return ends[0]
+
+
+def test_closing_ends_the_wait(narrow: Any, tmp_path: Path, slow: Any) -> None:
+    slow.save(tmp_path / "slow")
+    client = callboard.connect(narrow.run_dir)
+    program = client.load(tmp_path / "slow")
+    x = rand(SLOW_SIZE, SLOW_SIZE)
+    futures = [program.submit(x) for _ in range(PLACES)]
+    assert isinstance(end_of_a_waiting_call(program, x, client.close), errors.Cancelled)
     assert len(futures) == PLACES
 
 
@@ -253,27 +260,6 @@ def test_the_end_of_the_cluster_ends_the_wait(run_root: Path, tmp_path: Path, sl
         program = cluster.load(tmp_path / "slow")
         x = rand(SLOW_SIZE, SLOW_SIZE)
         futures = [program.submit(x) for _ in range(PLACES)]
-        ends: list[BaseException] = []
-        began = threading.Event()
-
-        def wait_for_room() -> None:
-            began.set()
-            try:
-                program.submit(x).get()
-            except errors.CallboardError as error:
-                ends.append(error)
-
-        waiting = threading.Thread(target=wait_for_room)
-        waiting.start()
-        assert began.wait(10)
-        signal_node(cluster)
-        waiting.join(30)
-        assert len(ends) == 1
-        assert isinstance(ends[0], errors.CoordinatorLost)
+        kill = functools.partial(os.kill, cluster.record["coordinator_pid"], signal.SIGKILL)
+        assert isinstance(end_of_a_waiting_call(program, x, kill), errors.CoordinatorLost)
         assert len(futures) == PLACES
-
-
-def signal_node(cluster: Any) -> None:
-    import os
-
-    os.kill(cluster.record["coordinator_pid"], signal.SIGKILL)

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cctype>
 #include <chrono>
+#include <filesystem>
 #include <map>
+#include <system_error>
 #include <utility>
 
 #include <stdlib.h>
@@ -56,9 +58,11 @@ std::string list_of(const std::vector<Gpu>& gpus) {
 }  // namespace
 
 Result<std::vector<Gpu>> probe_gpus(const Programs& programs) {
-  char log[] = "/tmp/callboard-probe-XXXXXX";
-  const UniqueFd file(mkstemp(log));
-  if (!file) return fail(refused("no file can be made in /tmp"));
+  std::error_code none;
+  const std::string folder = std::filesystem::temp_directory_path(none).string();  // empty: $TMPDIR is no folder
+  std::string log = folder + "/callboard-probe-XXXXXX";
+  const UniqueFd file(mkstemp(log.data()));
+  if (!file) return fail(refused("no file can be made in " + (folder.empty() ? "$TMPDIR" : folder)));
   actors::SpawnOptions options;
   options.program = programs.device;
   options.arguments = {"--probe", "cuda"};
@@ -74,7 +78,7 @@ Result<std::vector<Gpu>> probe_gpus(const Programs& programs) {
   } else {
     end = process.error().message;
   }
-  ::unlink(log);
+  ::unlink(log.c_str());
   // The last line that is an object: libraries print what they like.
   json answer;
   for (std::size_t begin = 0; begin < said.size();) {

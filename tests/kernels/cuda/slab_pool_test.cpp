@@ -12,6 +12,21 @@ namespace {
 
 using namespace testing;
 
+/// A block that its stream let go while a write to it waits there, and another stream that would like to have it.
+struct LetGo {
+  explicit LetGo(std::uint64_t device_bytes)
+      : machine(FakeMachine::create(1, device_bytes)), exporter(machine), block(exporter.allocate(8 * kMiB)) {
+    REQUIRE(exporter.runtime->stream_create(&other) == kSuccess);
+    exporter.runtime->hold(exporter.stream);
+    exporter.fill(block, "late");
+    exporter.pool->deallocate(block, exporter.stream);
+  }
+  std::shared_ptr<FakeMachine> machine;
+  Exporter exporter;
+  Stream other = nullptr;
+  std::byte* block = nullptr;
+};
+
 TEST_CASE("blocks share slabs, large ones get their own, and addresses are found in their blocks") {
   const auto machine = FakeMachine::create(1, 64 * kMiB);
   Exporter exporter(machine);
@@ -38,23 +53,17 @@ TEST_CASE("blocks share slabs, large ones get their own, and addresses are found
 }
 
 TEST_CASE("SP-1: what a stream let go is another one's only when it is done, and its own at once") {
-  const auto machine = FakeMachine::create(1, 64 * kMiB);
-  Exporter exporter(machine);
-  Stream other = nullptr;
-  REQUIRE(exporter.runtime->stream_create(&other) == kSuccess);
-  std::byte* const block = exporter.allocate(8 * kMiB);
-  exporter.runtime->hold(exporter.stream);
-  exporter.fill(block, "late");
-  exporter.pool->deallocate(block, exporter.stream);
-  void* const elsewhere = exporter.pool->allocate(8 * kMiB, other).value();
-  CHECK(elsewhere != block);
-  CHECK(machine->allocations() == 2);
+  LetGo late(64 * kMiB);
+  Exporter& exporter = late.exporter;
+  void* const elsewhere = exporter.pool->allocate(8 * kMiB, late.other).value();
+  CHECK(elsewhere != late.block);
+  CHECK(late.machine->allocations() == 2);
   void* const again = exporter.pool->allocate(8 * kMiB, exporter.stream).value();
-  CHECK(again == block);
+  CHECK(again == late.block);
   exporter.pool->deallocate(again, exporter.stream);
   exporter.runtime->run(exporter.stream);
-  CHECK(exporter.pool->allocate(8 * kMiB, other).value() == block);
-  CHECK(machine->allocations() == 2);
+  CHECK(exporter.pool->allocate(8 * kMiB, late.other).value() == late.block);
+  CHECK(late.machine->allocations() == 2);
 }
 
 TEST_CASE("SP-1: a part of what a stream let go leaves the rest waiting") {
@@ -255,16 +264,10 @@ TEST_CASE("SP-5: where the device is full, cached slabs are given back once and 
 }
 
 TEST_CASE("SP-5: memory that waits for a stream is waited for before a request is refused") {
-  const auto machine = FakeMachine::create(1, 8 * kMiB);
-  Exporter exporter(machine);
-  Stream other = nullptr;
-  REQUIRE(exporter.runtime->stream_create(&other) == kSuccess);
-  std::byte* const block = exporter.allocate(8 * kMiB);
-  exporter.runtime->hold(exporter.stream);
-  exporter.fill(block, "late");
-  exporter.pool->deallocate(block, exporter.stream);
+  LetGo late(8 * kMiB);
+  Exporter& exporter = late.exporter;
   std::atomic<bool> got{false};
-  std::thread waiter([&] { got = exporter.pool->allocate(8 * kMiB, other).has_value(); });
+  std::thread waiter([&] { got = exporter.pool->allocate(8 * kMiB, late.other).has_value(); });
   while (exporter.runtime->calls(Call::kEventSynchronize) == 0) std::this_thread::yield();
   CHECK_FALSE(got);
   exporter.runtime->run(exporter.stream);
