@@ -30,6 +30,7 @@ class Outcome:
     failed: int = 0
     skipped: int = 0
     notes: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
 
 def run(log: pathlib.Path, command: list[str], timeout: float, env: dict[str, str] | None = None) -> int:
@@ -55,8 +56,7 @@ def build(log: pathlib.Path, preset: str, targets: list[str] | None = None) -> b
 
 
 def ctest(log: pathlib.Path, preset: str, arguments: list[str]) -> Outcome:
-    """Runs ctest; counts Catch2 test cases where the programs tell them, programs otherwise."""
-    outcome = Outcome()
+    """Runs ctest and counts what it ran."""
     folder = ROOT / "build" / preset
     report = LOGS / f"ctest-{preset}.xml"
     report.unlink(missing_ok=True)
@@ -69,24 +69,37 @@ def ctest(log: pathlib.Path, preset: str, arguments: list[str]) -> Outcome:
                str(report), *arguments]
     code = run(log, command, timeout=2400, env=env)
     if not report.exists():
+        return Outcome(failed=1, failures=["ctest wrote no report"])
+    outcome = read_ctest_report(report)
+    if code != 0 and outcome.failed == 0:
         outcome.failed += 1
-        outcome.notes.append("ctest wrote no report")
-        return outcome
+        outcome.failures.append(f"ctest ended with status {code}")
+    return outcome
+
+
+def read_ctest_report(report: pathlib.Path) -> Outcome:
+    """Counts Catch2 test cases where the programs tell them, programs otherwise."""
+    outcome = Outcome()
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         text = (case.findtext("system-out") or "")
         counts = re.search(r"All tests passed \(\d+ assertions? in (\d+) test cases?\)", text)
         partial = re.search(r"test cases: +(\d+) \| +(?:(\d+) passed \| +)?(\d+) failed", text)
+        skipped = case.find("skipped")
         if case.get("status") == "run":
             outcome.passed += int(counts.group(1)) if counts else 1
+        elif skipped is not None and skipped.get("message", "").startswith("SKIP_"):
+            # The program itself says that it can run nothing here; a program that is not there has another message.
+            if "skipped:" not in text.lower():
+                outcome.notes.append(f"{case.get('name')}: skipped: {skipped.get('message')}")
         elif partial:
             outcome.passed += int(partial.group(2) or 0)
             outcome.failed += int(partial.group(3))
+            outcome.failures.append(case.get("name", "?"))
         else:
             outcome.failed += 1
+            outcome.failures.append(f"{case.get('name')} ({case.get('status')})")
         outcome.notes += [f"{case.get('name')}: {line.strip()}" for line in text.splitlines()
                           if line.strip().lower().startswith("skipped:")]
-    if code != 0 and outcome.failed == 0:
-        outcome.failed += 1
     outcome.skipped = len(outcome.notes)
     return outcome
 
@@ -105,19 +118,19 @@ def stage_checks(log: pathlib.Path, _: argparse.Namespace) -> Outcome:
         outcome.passed += good
         outcome.failed += not good
         if not good:
-            outcome.notes.append(f"{name} failed")
+            outcome.failures.append(name)
     return outcome
 
 
 def stage_unit(log: pathlib.Path, arguments: argparse.Namespace) -> Outcome:
     if not build(log, "release"):
-        return Outcome(failed=1, notes=["the release build failed"])
+        return Outcome(failed=1, failures=["the release build failed"])
     return ctest(log, "release", [] if arguments.full else ["-LE", "slow"])
 
 
 def stage_python(log: pathlib.Path, arguments: argparse.Namespace) -> Outcome:
     if not build(log, "release"):
-        return Outcome(failed=1, notes=["the release build failed"])
+        return Outcome(failed=1, failures=["the release build failed"])
     report = LOGS / "pytest.xml"
     report.unlink(missing_ok=True)
     env = {
@@ -131,7 +144,7 @@ def stage_python(log: pathlib.Path, arguments: argparse.Namespace) -> Outcome:
     code = run(log, command, timeout=2400, env=env)
     outcome = Outcome()
     if not report.exists():
-        return Outcome(failed=1, notes=["pytest wrote no report"])
+        return Outcome(failed=1, failures=["pytest wrote no report"])
     for suite in ElementTree.parse(report).getroot().iter("testsuite"):
         tests, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
         bad = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
@@ -139,6 +152,8 @@ def stage_python(log: pathlib.Path, arguments: argparse.Namespace) -> Outcome:
         outcome.skipped += skipped
         outcome.passed += tests - bad - skipped
         for case in suite.iter("testcase"):
+            if case.find("failure") is not None or case.find("error") is not None:
+                outcome.failures.append(f"{case.get('classname')}::{case.get('name')}")
             for skip in case.iter("skipped"):
                 outcome.notes.append(f"{case.get('name')} skipped: {skip.get('message')}")
     if code != 0 and outcome.failed == 0:
@@ -149,7 +164,7 @@ def stage_python(log: pathlib.Path, arguments: argparse.Namespace) -> Outcome:
 def sanitizer_stage(preset: str) -> Callable[[pathlib.Path, argparse.Namespace], Outcome]:
     def stage(log: pathlib.Path, arguments: argparse.Namespace) -> Outcome:
         if not build(log, preset):
-            return Outcome(failed=1, notes=[f"the {preset} build failed"])
+            return Outcome(failed=1, failures=[f"the {preset} build failed"])
         return ctest(log, preset, ["-LE", "fuzz" if arguments.full else "slow|fuzz"])
 
     return stage
@@ -157,14 +172,14 @@ def sanitizer_stage(preset: str) -> Callable[[pathlib.Path, argparse.Namespace],
 
 def stage_fuzz(log: pathlib.Path, _: argparse.Namespace) -> Outcome:
     if not build(log, "asan"):
-        return Outcome(failed=1, notes=["the build with the fuzz targets failed"])
+        return Outcome(failed=1, failures=["the build with the fuzz targets failed"])
     return ctest(log, "asan", ["-L", "fuzz"])
 
 
 def stage_dev(log: pathlib.Path, _: argparse.Namespace) -> Outcome:
     """Compiled together, a source may live from another one's includes; here it cannot."""
     if not build(log, "dev"):
-        return Outcome(failed=1, notes=["the dev build failed"])
+        return Outcome(failed=1, failures=["the dev build failed"])
     return Outcome(passed=1)
 
 
@@ -195,6 +210,7 @@ def main() -> int:
         parser.error(f"no stage {', '.join(unknown)}; there are: {', '.join(STAGES)}")
     LOGS.mkdir(parents=True, exist_ok=True)
     total = Outcome()
+    failures: list[str] = []
     begin = time.monotonic()
     for name in wanted:
         log = LOGS / f"{name}.log"
@@ -204,7 +220,7 @@ def main() -> int:
         outcome = STAGES[name](log, arguments)
         if outcome.passed + outcome.failed == 0:
             outcome.failed = 1
-            outcome.notes.append("ran no test")
+            outcome.failures.append("ran no test")
         total.passed += outcome.passed
         total.failed += outcome.failed
         total.skipped += outcome.skipped
@@ -212,8 +228,11 @@ def main() -> int:
               f"({time.monotonic() - stage_begin:.0f} s)", flush=True)
         for note in outcome.notes:
             print(f"    {note}")
+        failures += [f"{name}: {failure}" for failure in outcome.failures]
         if outcome.failed and arguments.fail_fast:
             break
+    for failure in failures:
+        print(f"[test] FAILED in {failure}")
     print(f"[test] {time.monotonic() - begin:.0f} s in all")
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return 1 if total.failed else 0
