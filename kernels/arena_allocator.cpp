@@ -10,7 +10,7 @@
 
 #include "kernels/runtime.h"
 #include "messages/base/check.h"
-#include "messages/limits.h"
+#include "messages/inline_limit.h"
 
 namespace callboard::kernels {
 
@@ -57,7 +57,7 @@ class ArenaAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     const c10::Device cpu(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &heap_free, cpu};
-    if (bytes <= limits::kInlineBytesMax) {
+    if (bytes <= inline_bytes_max()) {
       void* pointer = heap_allocate(bytes);
       if (pointer == nullptr) refuse("the heap has no " + std::to_string(bytes) + " bytes left");
       return {pointer, pointer, &heap_free, cpu};

@@ -38,6 +38,12 @@ bool same_storage(const at::Tensor& a, const at::Tensor& b) {
   return a.has_storage() && b.has_storage() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
 
+/// What was computed with constants of files counts only if this succeeds afterwards. kFileChanged.
+Status check_files(const std::vector<std::shared_ptr<MappedFile>>& files) {
+  for (const auto& file : files) CALLBOARD_TRY(file->check());
+  return {};
+}
+
 class Runtime final : public DeviceRuntime {
  public:
   static Result<std::unique_ptr<DeviceRuntime>> create(RuntimeOptions options, Arena* arena, SegmentMap* segments,
@@ -75,7 +81,7 @@ class Runtime final : public DeviceRuntime {
       slot = place;
     }
     auto owned = std::make_shared<Fragment>(std::move(fragment));
-    return posted(compute_->post([this, slot, owned, done = std::move(done)] { done(load_here(*owned, *slot)); }));
+    return posted(compute_->post([this, slot, owned, done = std::move(done)] { done(load_here(owned, *slot)); }));
   }
 
   void unload(const ContentHash& program) override {
@@ -176,7 +182,8 @@ class Runtime final : public DeviceRuntime {
 
   // -- compute stream
   // --------------------------------------------------------------------------------------------------
-  Result<LoadedInfo> load_here(const Fragment& fragment, FragmentSlot& slot);
+  Result<LoadedInfo> load_here(const std::shared_ptr<const Fragment>& fragment, FragmentSlot& slot);
+  Status renew(FragmentSlot& slot);
   void run_here(const PendingPtr& pending);
   /// What is left to say: an error, success, or nothing since the communicate stream goes on.
   enum class Next { kFinish, kHandedOver };
@@ -235,24 +242,35 @@ class Runtime final : public DeviceRuntime {
   std::unique_ptr<KernelStream> compute_;
 };
 
-Result<LoadedInfo> Runtime::load_here(const Fragment& fragment, FragmentSlot& slot) {
+Result<LoadedInfo> Runtime::load_here(const std::shared_ptr<const Fragment>& fragment, FragmentSlot& slot) {
   if (slot.fragment) return slot.fragment->info;
   if (stopping_.load(std::memory_order_acquire)) {
     return fail(ErrorCode::kActorUnavailable, "the device was shut down before the fragment was loaded");
   }
-  auto loaded = load_fragment(fragment, *backend_, options_.memory_limit, constants_,
+  auto loaded = load_fragment(*fragment, *backend_, options_.memory_limit, constants_,
                               exchange_ == nullptr ? nullptr : device_constants_.get());
   if (loaded) {
     slot.fragment = std::move(*loaded);
+    if (!slot.fragment->files.empty()) slot.source = fragment;
     slot.has_state.store(!slot.fragment->states.empty(), std::memory_order_relaxed);
     return slot.fragment->info;
   }
   Error error = std::move(loaded).error();
   error.actor = options_.self.to_string();
   std::lock_guard lock(mutex_);
-  const auto place = fragments_.find({fragment.program, fragment.index});
+  const auto place = fragments_.find({fragment->program, fragment->index});
   if (place != fragments_.end() && place->second.get() == &slot) fragments_.erase(place);
   return fail(std::move(error));
+}
+
+/// Where a file of weights has changed: with what the node actor has of them by now. A client that loads the program
+/// again brings them there, and to the coordinator it is the same program.
+Status Runtime::renew(FragmentSlot& slot) {
+  Status intact = check_files(slot.fragment->files);
+  if (intact || !slot.fragment->states.empty()) return intact;  // a state would be lost in silence
+  CALLBOARD_ASSIGN(slot.fragment, load_fragment(*slot.source, *backend_, options_.memory_limit, constants_,
+                                                 exchange_ == nullptr ? nullptr : device_constants_.get()));
+  return {};
 }
 
 void Runtime::run_here(const PendingPtr& pending) {
@@ -275,9 +293,13 @@ Result<Runtime::Next> Runtime::run_fragment(const PendingPtr& pending) {
   }
   if (auto reason = run.control->stop_reason()) return fail(std::move(*reason));
   if (!run.slot->fragment) return fail(ErrorCode::kProgramUnknown, "the fragment could not be loaded on this device");
+  CALLBOARD_TRY(renew(*run.slot));
   LoadedFragment& fragment = *run.slot->fragment;
   const ResetAtEnd reset(fragment);
-  if (const auto error = compute(run, fragment)) return fail(*error);
+  if (const auto error = compute(run, fragment)) {
+    CALLBOARD_TRY(check_files(fragment.files));  // weights that are gone explain whatever it was
+    return fail(*error);
+  }
   std::vector<at::Tensor> states;
   CALLBOARD_TRY(take_states(fragment, states));
   collect_outputs(run, fragment, states);
@@ -376,6 +398,7 @@ Status Runtime::take_states(LoadedFragment& fragment, std::vector<at::Tensor>& s
 }
 
 void Runtime::collect_outputs(PendingRun& run, LoadedFragment& fragment, const std::vector<at::Tensor>& states) {
+  run.files = fragment.files;
   std::size_t edge = 0;
   for (const LoadedFragment::Output& output : fragment.outputs) {
     ExportItem item;
@@ -428,7 +451,7 @@ Status Runtime::export_outputs(PendingRun& run, StreamContext& stream) {
     }
   }
   if (tracing_.load(std::memory_order_relaxed)) trace_span("export", run.order.run, start);
-  return {};
+  return check_files(run.files);  // last, when nothing is read any more
 }
 
 std::vector<KernelHook*> Runtime::hooks_now(const ContentHash& program) {

@@ -291,10 +291,19 @@ class Loader {
       const auto bytes = static_cast<std::int64_t>(constant.storage_bytes);
       at::Tensor whole = at::from_blob(
           opened.data, {bytes}, [keep = opened.keep](void*) mutable { keep.reset(); }, at::kByte);
-      if (reinterpret_cast<std::uintptr_t>(opened.data) % kConstantAlignment != 0) whole = whole.clone();
-      storage = whole.storage();
+      const bool aligned = reinterpret_cast<std::uintptr_t>(opened.data) % kConstantAlignment == 0;
       if (on_device_ != nullptr) {
-        CALLBOARD_ASSIGN(storage, on_device_->place(constant.storage, storage));
+        CALLBOARD_ASSIGN(storage, on_device_->place(constant.storage, whole.storage()));
+      } else {
+        storage = aligned ? whole.storage() : whole.clone().storage();
+      }
+      if (opened.file) {
+        // A copy is right for good, if the file was what it should be while it was read.
+        if (on_device_ != nullptr || !aligned) {
+          CALLBOARD_TRY(opened.file->check());
+        } else if (std::ranges::find(loaded_->files, opened.file) == loaded_->files.end()) {
+          loaded_->files.push_back(opened.file);
+        }
       }
     }
     loaded_->info.constant_bytes += constant.storage_bytes;

@@ -47,6 +47,7 @@ struct LoadedFragment {
   std::vector<std::string> symbol_names;
   std::vector<Input> inputs;
   std::vector<BoundConstant> constants;
+  std::vector<std::shared_ptr<MappedFile>> files;  ///< that some of them lie in, each once
   std::vector<BoundState> states;
   std::uint64_t state_version = 0;  ///< runs that changed the state
   KernelTables tables;

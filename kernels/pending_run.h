@@ -19,6 +19,7 @@ namespace callboard::kernels {
 /// A loaded fragment's place; queued runs hold it, so that unload() takes effect behind them.
 struct FragmentSlot {
   std::unique_ptr<LoadedFragment> fragment;  // compute stream
+  std::shared_ptr<const Fragment> source;    // compute stream; only where weights lie in files, to load it again
   CaptureState capture;
   std::atomic<std::uint64_t> state_version{0};  // for describe()
   std::atomic<bool> has_state{false};
@@ -31,10 +32,11 @@ struct PendingRun {
   std::shared_ptr<FragmentSlot> slot;
   std::shared_ptr<RunControl> control;
   RunResult result;
-  std::vector<ExportItem> items;          // one per output
-  std::vector<bool> to_client;            // by item
-  std::size_t imported = 0;               // inputs whose leases are taken care of
-  std::shared_ptr<DeviceEvent> computed;  // the last kernel's end, for the communicate stream
+  std::vector<ExportItem> items;                   // one per output
+  std::vector<bool> to_client;                     // by item
+  std::size_t imported = 0;                        // inputs whose leases are taken care of
+  std::shared_ptr<DeviceEvent> computed;           // the last kernel's end, for the communicate stream
+  std::vector<std::shared_ptr<MappedFile>> files;  // that constants were read from
 };
 using PendingPtr = std::shared_ptr<PendingRun>;
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/memory/arena.h"
+#include "kernels/memory/mapped_file.h"
 #include "kernels/memory/segment_map.h"
 #include "messages/base/clock.h"
 #include "messages/graph.h"
@@ -21,8 +22,10 @@ struct ConstantStorage {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
   std::shared_ptr<void> keep;
+  /// The file that it lies in; nullptr where nobody can change the bytes. Each run that read them ends with a check().
+  std::shared_ptr<MappedFile> file = nullptr;
 };
-/// Finds a constant by content; may block with a deadline. kConstantMissing.
+/// Finds a constant by content; may block with a deadline. kConstantMissing, kFileChanged.
 using ConstantOpener = std::function<Result<ConstantStorage>(const ContentHash& hash, std::uint64_t bytes)>;
 
 /// How the compute stream's thread waits while there is nothing to run. By default for its queue; a device actor lets

@@ -12,7 +12,7 @@
 #include "kernels/tensor_convert.h"
 #include "messages/alignment.h"
 #include "messages/base/check.h"
-#include "messages/limits.h"
+#include "messages/inline_limit.h"
 
 namespace callboard::kernels {
 
@@ -21,7 +21,7 @@ namespace {
 /// Spread over much more memory than it has elements for.
 bool is_thin(const at::Tensor& tensor, std::uint64_t touched) {
   const std::uint64_t packed = static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
-  if (packed <= limits::kInlineBytesMax && touched > limits::kInlineBytesMax) return true;
+  if (packed <= inline_bytes_max() && touched > inline_bytes_max()) return true;
   return touched / TensorExporter::kSpreadMax > packed;
 }
 
@@ -88,7 +88,7 @@ Result<std::vector<WireValue>> TensorExporter::export_tensor(at::Tensor tensor, 
     packed = true;
   }
   const std::uint64_t touched = touched_bytes(tensor);
-  if (touched <= limits::kInlineBytesMax) {
+  if (touched <= inline_bytes_max()) {
     TensorHandle handle;
     handle.requires_grad = requires_grad;
     CALLBOARD_ASSIGN(handle.meta, meta_of(tensor));
@@ -248,7 +248,7 @@ bool TensorExporter::waits_for_device(const ExportItem& item) const {
   if (exchange_ == nullptr || !item.value.isTensor() || !item.value.toTensor().defined()) return false;
   const at::Tensor& tensor = item.value.toTensor();
   if (!in_device_memory(tensor) || tensor.layout() != at::kStrided || !tensor.has_storage()) return false;
-  if (touched_bytes(tensor) <= limits::kInlineBytesMax) return true;  // travels as its bytes
+  if (touched_bytes(tensor) <= inline_bytes_max()) return true;  // travels as its bytes
   for (std::size_t i = 0; i < item.holders.size(); ++i) {
     if (!item.on_device(i)) return true;
   }
@@ -263,7 +263,7 @@ std::uint64_t TensorExporter::bytes_to_copy(const ExportItem& item) const {
   if (is_thin(tensor, touched) || tensor.is_conj() || tensor.is_neg()) {
     return static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
   }
-  if (touched <= limits::kInlineBytesMax) return 0;
+  if (touched <= inline_bytes_max()) return 0;
   if (in_device_memory(tensor)) return can_lease(tensor, item) && !waits_for_device(item) ? 0 : touched;
   if (can_lease(tensor, item) && own_.arena()->find(start_of(tensor))) return 0;
   return touched;

@@ -148,11 +148,14 @@ CALLBOARD_FIELDS(SegmentsHeld, &SegmentsHeld::owner, &SegmentsHeld::segments);
 CALLBOARD_FIELDS(ConstantSpan, &ConstantSpan::hash, &ConstantSpan::offset, &ConstantSpan::bytes);
 CALLBOARD_FIELDS(FindConstants, &FindConstants::query, &FindConstants::hashes);
 CALLBOARD_FIELDS(ConstantsFound, &ConstantsFound::query, &ConstantsFound::error, &ConstantsFound::missing);
-CALLBOARD_FIELDS(AddConstants, &AddConstants::query, &AddConstants::bytes, &AddConstants::spans);
+CALLBOARD_FIELDS(FileIdentity, &FileIdentity::device, &FileIdentity::inode, &FileIdentity::bytes,
+                 &FileIdentity::modified_ns, &FileIdentity::changed_ns);
+CALLBOARD_FIELDS(ConstantFile, &ConstantFile::path, &ConstantFile::identity);
+CALLBOARD_FIELDS(AddConstants, &AddConstants::query, &AddConstants::bytes, &AddConstants::spans, &AddConstants::file);
 CALLBOARD_FIELDS(ConstantsAdded, &ConstantsAdded::query, &ConstantsAdded::error);
 CALLBOARD_FIELDS(OpenConstant, &OpenConstant::query, &OpenConstant::hash);
 CALLBOARD_FIELDS(ConstantOpened, &ConstantOpened::query, &ConstantOpened::error, &ConstantOpened::segment,
-                 &ConstantOpened::segment_bytes, &ConstantOpened::span);
+                 &ConstantOpened::segment_bytes, &ConstantOpened::span, &ConstantOpened::file);
 CALLBOARD_FIELDS(ReleaseConstants, &ReleaseConstants::hashes);
 
 #undef CALLBOARD_FIELDS

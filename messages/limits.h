@@ -19,7 +19,7 @@ constexpr std::size_t kErrorTextBytesMax =
 
 // -- tensors ----------------------------------------------------------------------------------------------------------
 constexpr std::size_t kTensorRankMax = 64;          // what ATen itself can index
-constexpr std::size_t kInlineBytesMax = 64u << 10;  // above it a tensor goes by handle; DESIGN 6
+constexpr std::size_t kInlineBytesMax = 32u << 10;  // above it a tensor goes by handle; measured by inline_threshold
 constexpr std::size_t kAlignment = 64;  // of memory that ATen allocates. A copy starts as far off it as its original:
                                         // MKL rounds by alignment, and results are to be equal to the last bit
 

@@ -350,11 +350,29 @@ struct ConstantsFound {
   std::vector<ContentHash> missing;
   bool operator==(const ConstantsFound&) const = default;
 };
-/// + 1 fd: a sealed segment that holds these constants. The node actor keeps it while any process uses one of them.
+/// A regular file in one state. Who writes to it, truncates it, replaces or touches it makes another identity of it, so
+/// as long as this one is found its bytes are those that were checked under it.
+struct FileIdentity {
+  std::uint64_t device = 0;
+  std::uint64_t inode = 0;
+  std::uint64_t bytes = 0;
+  std::int64_t modified_ns = 0;  ///< since the epoch; as is changed_ns
+  std::int64_t changed_ns = 0;
+  bool operator==(const FileIdentity&) const = default;
+};
+/// Constants that lie in a file of the host: the hash of each was found to be right while the file had this identity.
+struct ConstantFile {
+  std::string path;  ///< for people; the descriptor says which file it is
+  FileIdentity identity;
+  bool operator==(const ConstantFile&) const = default;
+};
+/// + 1 fd, read-only: a sealed segment, or with `file` that file, of `bytes` bytes, that holds these constants. The
+/// node actor keeps it while any process uses one of them.
 struct AddConstants {
   std::uint64_t query = 0;
   std::uint64_t bytes = 0;
   std::vector<ConstantSpan> spans;
+  std::optional<ConstantFile> file;
   bool operator==(const AddConstants&) const = default;
 };
 struct ConstantsAdded {
@@ -362,8 +380,8 @@ struct ConstantsAdded {
   std::optional<Error> error;
   bool operator==(const ConstantsAdded&) const = default;
 };
-/// One constant; + 1 fd of the segment that holds it unless error (kConstantMissing). `segment` names that segment, so
-/// that a reader maps each one once.
+/// One constant; + 1 fd of the segment or file that holds it unless error (kConstantMissing). `segment` numbers what
+/// holds it, so that a reader maps each one once.
 struct OpenConstant {
   std::uint64_t query = 0;
   ContentHash hash;
@@ -375,6 +393,7 @@ struct ConstantOpened {
   SegmentId segment = 0;
   std::uint64_t segment_bytes = 0;
   ConstantSpan span;
+  std::optional<ConstantFile> file;
   bool operator==(const ConstantOpened&) const = default;
 };
 struct ReleaseConstants {

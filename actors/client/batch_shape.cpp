@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "actors/client/tensor_parts.h"
-#include "messages/limits.h"
+#include "messages/inline_limit.h"
 
 namespace callboard::actors {
 namespace {
@@ -16,7 +16,7 @@ Result<TensorRef> cut(const TensorRef& whole, std::size_t dim, const BatchPart& 
   }
   TensorRef slice = tensor_slice(whole, dim, part.start, part.rows);
   // A small view would keep the whole batch's memory, and one whose rows overlap would share it with a neighbour.
-  if (tensor_bytes(slice.meta) > limits::kInlineBytesMax && elements_are_disjoint(whole.meta)) return slice;
+  if (tensor_bytes(slice.meta) > inline_bytes_max() && elements_are_disjoint(whole.meta)) return slice;
   return tensor_copy(slice, allocate_private);
 }
 

@@ -15,6 +15,7 @@
 #include "actors/client/batch_shape.h"
 #include "actors/client/lazy_future.h"
 #include "messages/base/check.h"
+#include "messages/limits.h"
 
 namespace callboard::actors {
 namespace {

@@ -1,13 +1,13 @@
 #include "actors/client/client.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "actors/client/client_core.h"
+#include "actors/client/constant_provision.h"
 #include "messages/codec.h"
 #include "messages/graph_check.h"
 #include "messages/limits.h"
@@ -186,45 +186,6 @@ std::vector<ContentHash> storages_of(const ProgramGraph& graph) {
   return {hashes.begin(), hashes.end()};
 }
 
-/// Every constant that neither the host nor the caller has is named, all in one error.
-Status provide_constants(MemoryLane& lane, const ProgramGraph& graph, const std::vector<ContentHash>& hashes,
-                         std::span<const ConstantBytes> given) {
-  if (hashes.empty()) return {};
-  CALLBOARD_ASSIGN(const std::vector<ContentHash> missing, lane.find_constants(hashes));
-  std::map<ContentHash, const ConstantBytes*> by_hash;
-  for (const auto& constant : given) by_hash[constant.hash] = &constant;
-  std::vector<kernels::ConstantSource> sources;
-  std::vector<Error> gaps;
-  for (const auto& hash : missing) {
-    const auto constant = std::find_if(graph.constants.begin(), graph.constants.end(),
-                                       [&](const Constant& each) { return each.storage == hash; });
-    const auto found = by_hash.find(hash);
-    const std::string name = constant == graph.constants.end() ? hash.hex() : constant->name;
-    if (found == by_hash.end()) {
-      gaps.emplace_back(ErrorCode::kConstantMissing,
-                        "the bytes of constant '" + name + "' are neither given nor on the host");
-    } else if (constant != graph.constants.end() && found->second->bytes != constant->storage_bytes) {
-      gaps.emplace_back(ErrorCode::kConstantMissing,
-                        "constant '" + name + "' was given with " + std::to_string(found->second->bytes) +
-                            " bytes, the program says " + std::to_string(constant->storage_bytes));
-    } else {
-      sources.push_back({hash, found->second->data, found->second->bytes});
-    }
-  }
-  if (!gaps.empty()) {
-    Error error(ErrorCode::kConstantMissing,
-                std::to_string(gaps.size()) + " constants of program '" + graph.name +
-                    "' are missing, the first is: " + gaps.front().message,
-                "give load() the bytes of every constant");
-    gaps.resize(std::min(gaps.size(), limits::kErrorCausesMax));
-    error.causes = std::move(gaps);
-    return fail(std::move(error));
-  }
-  if (sources.empty()) return {};
-  CALLBOARD_ASSIGN(kernels::ConstantPack pack, kernels::pack_constants(sources));
-  return lane.add_constants(std::move(pack));
-}
-
 Result<TensorRef> allocate_in(const ClientCore& core, TensorMeta meta) {
   CALLBOARD_ASSIGN(const std::uint64_t bytes, meta.extent_bytes());
   CALLBOARD_ASSIGN(const std::shared_ptr<ClientMemory> memory, core.memory());
@@ -250,9 +211,9 @@ class ClientImpl final : public Client {
     CALLBOARD_TRY(check_program(graph));
     const std::vector<ContentHash> hashes = storages_of(graph);
     const ContentHash key = program_hash(graph, placement);
-    core_->add_program_user(key, hashes);
+    core_->add_constant_users(hashes);
     auto program = load_counted(std::move(graph), constants, std::move(placement), until, key, hashes);
-    if (!program) core_->drop_program_user(key, hashes, false);
+    if (!program) core_->drop_constant_users(hashes);
     return program;
   }
 
@@ -304,7 +265,7 @@ class ClientImpl final : public Client {
     info->plan = std::move(loaded->plan);
     // The last request may outlive the Program, and the client both.
     info->gone = [weak = std::weak_ptr<ClientCore>(core_), key, hashes] {
-      if (const auto core = weak.lock()) core->drop_program_user(key, hashes, true);
+      if (const auto core = weak.lock()) core->unload(key, hashes);
     };
     return std::make_shared<ProgramImpl>(core_, std::move(info));
   }

@@ -17,11 +17,21 @@
 
 namespace callboard::actors {
 
+/// A file that holds constants, open for reading. The same file whatever comes to lie at its path.
+struct WeightsFile {
+  UniqueFd fd;
+  std::string path;  ///< for messages
+};
+
 /// Where the bytes of a constant are while the program is loaded; `bytes` long. Kept only during load().
 struct ConstantBytes {
   ContentHash hash;
   const void* data = nullptr;
   std::uint64_t bytes = 0;
+  /// The same bytes in a file, if they are one's: then load() checks them against the hash, and devices map them there
+  /// rather than a copy where they can.
+  std::shared_ptr<const WeightsFile> file = nullptr;
+  std::uint64_t offset = 0;
 };
 
 struct RequestResult {
@@ -109,7 +119,10 @@ class Client {
   static Result<std::unique_ptr<Client>> connect(Options options);
 
   virtual const ClusterRecord& cluster() const = 0;
-  /// Sends constants that the host does not have yet, plans and loads on the devices. All gaps at once in the error.
+  /// Brings constants that the host does not have yet to its node actor, plans and loads on the devices. All gaps at
+  /// once in the error. Constants that lie in a file on 64 bytes, given as `file` or as memory that maps one, stay
+  /// there: the node actor gets the file, and devices map it. kCorrupted for a file's constant that is not what its
+  /// hash says.
   virtual Result<std::shared_ptr<Program>> load(ProgramGraph graph, std::span<const ConstantBytes> constants,
                                                 Placement placement, std::optional<Duration> deadline = {}) = 0;
   /// An entry of the coordinator's table of operations; JSON objects both ways.
@@ -123,18 +136,23 @@ class Client {
   virtual void on_actor_event(std::function<void(const ActorEvent&)> callback) = 0;
 };
 
-/// Programs as files: one safetensors file whose metadata hold the program and whose tensors are its constants.
+/// Programs as files: one safetensors file whose metadata hold the program and whose tensors are its constants, each on
+/// 64 bytes (the format knows no holes: entries named "__callboard_padding_0__", … fill them).
 Status save_program(const std::string& path, const ProgramGraph& graph, const Placement& placement,
                     std::span<const ConstantBytes> constants);
 struct SavedProgram {
   ProgramGraph graph;
   Placement placement;
-  std::vector<ConstantBytes> constants;  ///< point into `keep`
-  std::shared_ptr<void> keep;            ///< the mapped file
-  std::shared_ptr<const UniqueFd> file;  ///< the same, open; for load_program_file() again
+  std::vector<ConstantBytes> constants;     ///< point into `keep`; their bytes have not been read
+  std::shared_ptr<void> keep;               ///< the mapped file
+  std::shared_ptr<const WeightsFile> file;  ///< the same, open; for load_program_file() again
 };
+/// Reads the program, and of the constants only where they are: load() reads those that the host lacks, and compares
+/// them with their hashes.
 Result<SavedProgram> load_program_file(const std::string& path);
-/// The file that was loaded, whatever lies at its path now; kCorrupted where it was written to. `path` is for messages.
-Result<SavedProgram> load_program_file(std::shared_ptr<const UniqueFd> file, const std::string& path);
+/// The file that was loaded, whatever lies at its path now.
+Result<SavedProgram> load_program_file(std::shared_ptr<const WeightsFile> file);
+/// Reads the constants and compares them with their hashes; kCorrupted names the first that differs.
+Status verify_constants(const SavedProgram& saved);
 
 }  // namespace callboard::actors

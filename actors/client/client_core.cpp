@@ -257,24 +257,24 @@ void ClientCore::set_event_callback(std::function<void(const ActorEvent&)> callb
   on_event_ = std::move(callback);
 }
 
-void ClientCore::add_program_user(const ContentHash& program, const std::vector<ContentHash>& constants) {
+void ClientCore::add_constant_users(const std::vector<ContentHash>& constants) {
   std::lock_guard lock(mutex_);
-  ++program_users_[program];
   for (const auto& hash : constants) ++constant_users_[hash];
 }
 
-void ClientCore::drop_program_user(const ContentHash& program, const std::vector<ContentHash>& constants, bool unload) {
-  // Posted under the lock, so that a load of the same program that begins now is sent after the unload.
-  std::lock_guard lock(mutex_);
-  const auto user = program_users_.find(program);
-  if (user != program_users_.end() && --user->second == 0) {
-    program_users_.erase(user);
-    if (unload) {
-      static_cast<void>(post_locked([this, program] {
-        apply_on_loop(session_->ask(UnloadProgram{0, program}, session_->next_request(), kNever));
-      }));
-    }
+void ClientCore::unload(const ContentHash& program, const std::vector<ContentHash>& constants) {
+  {
+    std::lock_guard lock(mutex_);
+    // A refused post means that the client is closed, and the coordinator forgets it altogether.
+    static_cast<void>(post_locked([this, program] {
+      apply_on_loop(session_->ask(UnloadProgram{0, program}, session_->next_request(), kNever));
+    }));
   }
+  drop_constant_users(constants);
+}
+
+void ClientCore::drop_constant_users(const std::vector<ContentHash>& constants) {
+  std::lock_guard lock(mutex_);
   std::vector<ContentHash> unused;
   for (const auto& hash : constants) {
     const auto found = constant_users_.find(hash);
@@ -509,10 +509,8 @@ FutureValue ClientCore::result_on_loop(const Pending& pending, Outcome outcome) 
 void ClientCore::answer_on_loop(Session::Answered answered) {
   auto* loaded = std::get_if<ProgramLoaded>(&answered.message);
   if (answered.late) {
-    // A program that came when its caller had given up: away with it, unless another caller has it.
+    // A program that came when its caller had given up: away with it. Another caller's load of it is counted by itself.
     if (loaded == nullptr || loaded->error) return;
-    std::lock_guard lock(mutex_);
-    if (program_users_.count(loaded->program) != 0) return;
     send_on_loop(UnloadProgram{session_->next_request(), loaded->program});
     return;
   }

@@ -65,10 +65,12 @@ class ClientCore : public FutureHost, public std::enable_shared_from_this<Client
   Result<Message> ask(Message question, TimePoint deadline);
   void set_event_callback(std::function<void(const ActorEvent&)> callback);
 
-  // -- programs: the last user of a program unloads it, the last user of a constant gives it back
-  void add_program_user(const ContentHash& program, const std::vector<ContentHash>& constants);
-  /// `unload`: the cluster has it (loading succeeded).
-  void drop_program_user(const ContentHash& program, const std::vector<ContentHash>& constants, bool unload);
+  // -- programs: each load is unloaded once, since the coordinator counts them; the last user of a constant gives it
+  // back
+  void add_constant_users(const std::vector<ContentHash>& constants);
+  void drop_constant_users(const std::vector<ContentHash>& constants);
+  /// Of a load that succeeded.
+  void unload(const ContentHash& program, const std::vector<ContentHash>& constants);
 
  private:
   using Question = OneShot<Result<Message>>;
@@ -117,7 +119,6 @@ class ClientCore : public FutureHost, public std::enable_shared_from_this<Client
   bool closed_ = false;                                // guarded by mutex_
   std::shared_ptr<ClientMemory> memory_;               // guarded by mutex_
   std::function<void(const ActorEvent&)> on_event_;    // guarded by mutex_
-  std::map<ContentHash, std::size_t> program_users_;   // guarded by mutex_
   std::map<ContentHash, std::size_t> constant_users_;  // guarded by mutex_
 
   // loop thread only

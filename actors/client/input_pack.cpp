@@ -7,7 +7,7 @@
 
 #include "actors/client/tensor_parts.h"
 #include "messages/alignment.h"
-#include "messages/limits.h"
+#include "messages/inline_limit.h"
 
 namespace callboard::actors {
 namespace {
@@ -59,7 +59,7 @@ class Packer {
     CALLBOARD_ASSIGN(const Touched part, touched(name, tensor));
     TensorHandle handle;
     handle.meta = tensor.meta;
-    if (part.bytes <= limits::kInlineBytesMax && inline_bytes_ + part.bytes <= kInlineBytesPerRequestMax) {
+    if (part.bytes <= inline_bytes_max() && inline_bytes_ + part.bytes <= kInlineBytesPerRequestMax) {
       inline_bytes_ += part.bytes;
       InlineBytes bytes;
       const std::byte* from = tensor.data + part.start;

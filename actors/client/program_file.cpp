@@ -1,13 +1,20 @@
 // save_program and load_program_file.
-#include <cstring>
+#include <algorithm>
+#include <array>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <set>
+#include <system_error>
 #include <utility>
 
 #include "actors/client/client.h"
+#include "actors/client/constant_provision.h"
 #include "actors/client/safetensors.h"
+#include "kernels/memory/file_identity.h"
 #include "messages/codec.h"
 #include "messages/graph_check.h"
+#include "messages/limits.h"
 
 namespace callboard::actors {
 namespace {
@@ -15,14 +22,17 @@ namespace {
 /// Holds program and placement as one frame of the wire format, with its version, checksum and bounds.
 constexpr char kProgramEntry[] = "__callboard_program__";
 constexpr char kFormat[] = "callboard-program";
+constexpr std::array<std::byte, limits::kAlignment> kPadding = {};
 
 Error not_a_program(const std::string& path, const std::string& why) {
   return Error(ErrorCode::kMalformed, path + " does not hold a program: " + why,
                "a program file is made by save_program(), or in Python by program.save()");
 }
 
-/// The bytes of a storage as the file's own name and data tell them.
-Result<ConstantBytes> read_storage(const std::string& path, const SafetensorsFile& file, const Constant& constant) {
+/// Where the bytes of a storage are, as the file tells it.
+Result<ConstantBytes> find_storage(const std::shared_ptr<const WeightsFile>& weights, const SafetensorsFile& file,
+                                   const Constant& constant) {
+  const std::string& path = weights->path;
   const SafetensorsEntry* entry = file.find(constant.storage.hex());
   if (entry == nullptr) {
     return fail(ErrorCode::kConstantMissing,
@@ -35,16 +45,13 @@ Result<ConstantBytes> read_storage(const std::string& path, const SafetensorsFil
                     " bytes, its program says " + std::to_string(constant.storage_bytes),
                 "save the program again");
   }
-  const std::byte* data = file.data(*entry);
-  if (ContentHash::of(data, entry->bytes) != constant.storage) {
-    return fail(ErrorCode::kCorrupted,
-                path + ": the bytes of constant '" + constant.name + "' do not match their checksum",
-                "the file is damaged: copy or save it again");
-  }
-  return ConstantBytes{constant.storage, data, entry->bytes};
+  return ConstantBytes{constant.storage, file.data(*entry), entry->bytes, weights, entry->offset};
 }
 
-Result<SavedProgram> read_program(const std::string& path, const SafetensorsFile& file) {
+Result<SavedProgram> read_program(const std::shared_ptr<const WeightsFile>& weights) {
+  const std::string& path = weights->path;
+  CALLBOARD_ASSIGN(const SafetensorsFile file,
+                   SafetensorsFile::open(std::shared_ptr<const UniqueFd>(weights, &weights->fd), path));
   const auto format = file.metadata.find("format");
   const SafetensorsEntry* entry = file.find(kProgramEntry);
   if (entry == nullptr || format == file.metadata.end() || format->second != kFormat) {
@@ -62,16 +69,16 @@ Result<SavedProgram> read_program(const std::string& path, const SafetensorsFile
   if (content == nullptr) return fail(not_a_program(path, "it holds another message"));
   CALLBOARD_TRY(check_program(content->program));
   SavedProgram saved;
-  std::map<ContentHash, bool> known;
+  std::set<ContentHash> known;
   for (const auto& constant : content->program.constants) {
-    if (!known.emplace(constant.storage, true).second) continue;
-    CALLBOARD_ASSIGN(const ConstantBytes bytes, read_storage(path, file, constant));
-    saved.constants.push_back(bytes);
+    if (!known.insert(constant.storage).second) continue;
+    CALLBOARD_ASSIGN(ConstantBytes bytes, find_storage(weights, file, constant));
+    saved.constants.push_back(std::move(bytes));
   }
   saved.graph = std::move(content->program);
   saved.placement = std::move(content->placement);
   saved.keep = file.keep;
-  saved.file = file.fd;
+  saved.file = weights;
   return saved;
 }
 
@@ -88,7 +95,8 @@ Status save_program(const std::string& path, const ProgramGraph& graph, const Pl
   for (const auto& constant : constants) given[constant.hash] = &constant;
 
   std::vector<SafetensorsItem> items;
-  std::map<std::string, bool> written;
+  std::set<std::string> written;
+  std::size_t paddings = 0;
   for (const auto& constant : graph.constants) {
     const auto found = given.find(constant.storage);
     if (found == given.end() || found->second->bytes != constant.storage_bytes) {
@@ -97,10 +105,16 @@ Status save_program(const std::string& path, const ProgramGraph& graph, const Pl
                                                    constant.name + "' were not given");
     }
     const std::string name = constant.storage.hex();
-    if (!written.emplace(name, true).second) continue;
+    if (!written.insert(name).second) continue;
     items.push_back({name, DType::kUInt8, {static_cast<std::int64_t>(constant.storage_bytes)}, found->second->data});
+    const std::size_t over = constant.storage_bytes % limits::kAlignment;
+    if (over == 0) continue;
+    items.push_back({"__callboard_padding_" + std::to_string(paddings++) + "__",
+                     DType::kUInt8,
+                     {static_cast<std::int64_t>(limits::kAlignment - over)},
+                     kPadding.data()});
   }
-  // Last, since its length would spoil the alignment of what follows.
+  // Last, since nothing follows that would have to be aligned.
   items.push_back({kProgramEntry, DType::kUInt8, {static_cast<std::int64_t>(program.size())}, program.data()});
   const std::map<std::string, std::string> metadata = {
       {"format", kFormat},
@@ -113,13 +127,24 @@ Status save_program(const std::string& path, const ProgramGraph& graph, const Pl
 }
 
 Result<SavedProgram> load_program_file(const std::string& path) {
-  CALLBOARD_ASSIGN(const SafetensorsFile file, SafetensorsFile::open(path));
-  return read_program(path, file);
+  CALLBOARD_ASSIGN(UniqueFd fd, open_for_reading(path));
+  std::error_code none;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, none);  // other processes will name it
+  return read_program(std::make_shared<const WeightsFile>(
+      WeightsFile{std::move(fd), none ? path : absolute.lexically_normal().string()}));
 }
 
-Result<SavedProgram> load_program_file(std::shared_ptr<const UniqueFd> file, const std::string& path) {
-  CALLBOARD_ASSIGN(const SafetensorsFile mapped, SafetensorsFile::open(std::move(file), path));
-  return read_program(path, mapped);
+Result<SavedProgram> load_program_file(std::shared_ptr<const WeightsFile> file) { return read_program(file); }
+
+Status verify_constants(const SavedProgram& saved) {
+  for (const auto& constant : saved.constants) {
+    CALLBOARD_ASSIGN(const ContentHash hash, kernels::hash_file_range(constant.file->fd.get(), constant.offset,
+                                                                      constant.bytes, constant.file->path));
+    if (hash == constant.hash) continue;
+    const auto named = std::ranges::find(saved.graph.constants, constant.hash, &Constant::storage);
+    return fail(wrong_bytes(constant.file->path, named == saved.graph.constants.end() ? hash.hex() : named->name));
+  }
+  return {};
 }
 
 }  // namespace callboard::actors

@@ -250,20 +250,6 @@ struct Mapping {
   }
 };
 
-Result<UniqueFd> open_file(const std::string& path) {
-  if (path.find('\0') != std::string::npos) {
-    return fail(ErrorCode::kBadInput,
-                "the path of the file has a NUL byte in it, behind '" + path.substr(0, path.find('\0')) + "'",
-                "no file can be named so");
-  }
-  // Non-blocking, since opening a pipe would wait for its writer.
-  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (fd) return fd;
-  const int error = errno;
-  const ErrorCode code = error == ENOENT ? ErrorCode::kFileNotFound : ErrorCode::kFileUnreadable;
-  return fail(code, "cannot open " + path + ": " + reason_of(error));
-}
-
 Result<std::shared_ptr<Mapping>> map_file(int fd, const std::string& path) {
   struct stat info {};
   if (::fstat(fd, &info) != 0) {
@@ -365,6 +351,20 @@ Status write_parts(OutputFile& file, const std::string& header, std::span<const 
 
 }  // namespace
 
+Result<UniqueFd> open_for_reading(const std::string& path) {
+  if (path.find('\0') != std::string::npos) {
+    return fail(ErrorCode::kBadInput,
+                "the path of the file has a NUL byte in it, behind '" + path.substr(0, path.find('\0')) + "'",
+                "no file can be named so");
+  }
+  // Non-blocking, since opening a pipe would wait for its writer.
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (fd) return fd;
+  const int error = errno;
+  const ErrorCode code = error == ENOENT ? ErrorCode::kFileNotFound : ErrorCode::kFileUnreadable;
+  return fail(code, "cannot open " + path + ": " + reason_of(error));
+}
+
 Result<std::string_view> safetensors_dtype_name(DType dtype) {
   for (const auto& entry : kDTypeNames) {
     if (entry.dtype == dtype) return entry.name;
@@ -384,7 +384,7 @@ Result<DType> safetensors_dtype(std::string_view name) {
 }
 
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
-  CALLBOARD_ASSIGN(UniqueFd fd, open_file(path));
+  CALLBOARD_ASSIGN(UniqueFd fd, open_for_reading(path));
   return open(std::make_shared<const UniqueFd>(std::move(fd)), path);
 }
 

@@ -63,6 +63,9 @@ struct SafetensorsItem {
 Status write_safetensors(const std::string& path, std::span<const SafetensorsItem> items,
                          const std::map<std::string, std::string>& metadata);
 
+/// Opens a file so that a pipe at its path does not make it wait. kBadInput, kFileNotFound, kFileUnreadable.
+Result<UniqueFd> open_for_reading(const std::string& path);
+
 /// "F32" for kFloat32, …; kUnsupported where the format has no name.
 Result<std::string_view> safetensors_dtype_name(DType dtype);
 /// The inverse; kUnsupported names the dtype.

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "messages/limits.h"
+#include "messages/inline_limit.h"
 
 namespace callboard::actors {
 namespace {
@@ -111,7 +111,7 @@ Result<TensorRef> allocate_private(TensorMeta meta) {
 
 Result<TensorRef> allocate_for_request(TensorMeta meta, const AllocateTensor& arena) {
   CALLBOARD_ASSIGN(const std::uint64_t bytes, meta.extent_bytes());
-  if (bytes <= limits::kInlineBytesMax) return allocate_private(std::move(meta));
+  if (bytes <= inline_bytes_max()) return allocate_private(std::move(meta));
   return arena(std::move(meta));
 }
 

@@ -400,7 +400,7 @@ void Runs::outcome_refused(const ActorId& client, const Outcome& outcome, Error 
   Outcome instead;
   instead.request = outcome.request;
   instead.status = OutcomeStatus::kFailed;
-  why.hint = "return less from the program, or in larger tensors: what is above 64 KiB travels outside the message";
+  why.hint = "return less from the program, or in larger tensors: what is above 32 KiB travels outside the message";
   instead.error = std::move(why);
   instead.state_version = outcome.state_version;
   instead.quiesced = outcome.quiesced;

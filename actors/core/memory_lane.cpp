@@ -434,7 +434,7 @@ Status LaneImpl::add_constants(kernels::ConstantPack pack) {
     }
     CALLBOARD_ASSIGN(Answer answer, ask(
                                         [&](std::uint64_t query) {
-                                          return AddConstants{query, pack.bytes, {part.begin(), part.end()}};
+                                          return AddConstants{query, pack.bytes, {part.begin(), part.end()}, pack.file};
                                         },
                                         std::move(fd)));
     auto* added = std::get_if<ConstantsAdded>(&answer.message);
@@ -451,7 +451,8 @@ Result<MemoryLane::OpenedConstant> LaneImpl::open_constant(const ContentHash& ha
   if (!opened) return fail(ErrorCode::kUnexpectedMessage, "memory lane " + path_ + ": a wrong answer to open_constant");
   if (opened->error) return fail(std::move(*opened->error));
   if (!answer.fd) return fail(lost_descriptor("constant " + hash.hex()));
-  return OpenedConstant{std::move(answer.fd), opened->segment, opened->segment_bytes, std::move(opened->span)};
+  return OpenedConstant{std::move(answer.fd), opened->segment, opened->segment_bytes, opened->span,
+                        std::move(opened->file)};
 }
 
 void LaneImpl::release_constants(std::vector<ContentHash> hashes) {

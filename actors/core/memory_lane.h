@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -46,6 +47,7 @@ class MemoryLane {
     SegmentId segment = 0;
     std::uint64_t segment_bytes = 0;
     ConstantSpan span;
+    std::optional<ConstantFile> file;  ///< it lies in this file, which may have changed since; nothing: in a segment
   };
   virtual Result<OpenedConstant> open_constant(const ContentHash& hash) = 0;
   virtual void release_constants(std::vector<ContentHash> hashes) = 0;

@@ -41,6 +41,25 @@ Result<std::shared_ptr<ConstantStore::Mapping>> ConstantStore::map_segment(Segme
   return mapping;
 }
 
+Result<std::shared_ptr<kernels::MappedFile>> ConstantStore::map_file(SegmentId segment, UniqueFd fd,
+                                                                     ConstantFile file) {
+  std::lock_guard lock(mutex_);
+  if (auto known = files_[segment].lock()) return known;
+  CALLBOARD_ASSIGN(auto mapped, kernels::MappedFile::map(std::move(fd), std::move(file)));
+  files_[segment] = mapped;
+  return mapped;
+}
+
+Result<ConstantStore::Place> ConstantStore::place(MemoryLane::OpenedConstant opened) {
+  if (!opened.file) {
+    CALLBOARD_ASSIGN(const auto mapping, map_segment(opened.segment, opened.segment_bytes, std::move(opened.fd)));
+    return Place{mapping->data + opened.span.offset, mapping, nullptr};
+  }
+  CALLBOARD_ASSIGN(const auto file, map_file(opened.segment, std::move(opened.fd), std::move(*opened.file)));
+  CALLBOARD_TRY(file->add(opened.span));
+  return Place{file->data() + opened.span.offset, file, file};
+}
+
 Result<kernels::ConstantStorage> ConstantStore::open(const ContentHash& hash, std::uint64_t bytes) {
   CALLBOARD_ASSIGN(MemoryLane::OpenedConstant opened, lane_.open_constant(hash));
   const ConstantSpan& span = opened.span;
@@ -51,25 +70,25 @@ Result<kernels::ConstantStorage> ConstantStore::open(const ContentHash& hash, st
                                            std::to_string(opened.segment_bytes) + "; " + std::to_string(bytes) +
                                            " bytes were expected");
   }
-  auto mapping = map_segment(opened.segment, opened.segment_bytes, std::move(opened.fd));
-  if (!mapping) {
+  auto placed = place(std::move(opened));
+  if (!placed) {
     lane_.release_constants({hash});
-    return fail(std::move(mapping).error());
+    return fail(std::move(placed).error());
   }
   struct Use {
     MemoryLane& lane;
     ContentHash hash;
-    std::shared_ptr<Mapping> mapping;
-    Use(MemoryLane& l, ContentHash h, std::shared_ptr<Mapping> m)
-        : lane(l), hash(std::move(h)), mapping(std::move(m)) {}
+    std::shared_ptr<void> mapping;
+    Use(MemoryLane& l, ContentHash h, std::shared_ptr<void> m) : lane(l), hash(std::move(h)), mapping(std::move(m)) {}
     Use(const Use&) = delete;
     Use& operator=(const Use&) = delete;
     ~Use() { lane.release_constants({hash}); }
   };
   kernels::ConstantStorage storage;
-  storage.data = (*mapping)->data + span.offset;
+  storage.data = placed->data;
   storage.bytes = bytes;
-  storage.keep = std::make_shared<Use>(lane_, hash, std::move(*mapping));
+  storage.file = std::move(placed->file);
+  storage.keep = std::make_shared<Use>(lane_, hash, std::move(placed->mapping));
   return storage;
 }
 

@@ -1,4 +1,5 @@
-// Constants as this device's kernels see them: segments that the node actor holds, mapped privately, each once.
+// Constants as this device's kernels see them: segments and files that the node actor holds, mapped privately, each
+// once.
 #pragma once
 
 #include <map>
@@ -15,17 +16,27 @@ class ConstantStore {
  public:
   explicit ConstantStore(MemoryLane& lane) : lane_(lane) {}
 
-  /// The storage with this content. Its `keep` unmaps the segment with the last constant in it and tells the node actor
-  /// that this process no longer uses the hash. kConstantMissing; kMalformed if the node actor's answer does not fit.
+  /// The storage with this content. Its `keep` unmaps what it lies in with the last constant there and tells the node
+  /// actor that this process no longer uses the hash. kConstantMissing; kFileChanged; kMalformed if the node actor's
+  /// answer does not fit.
   Result<kernels::ConstantStorage> open(const ContentHash& hash, std::uint64_t bytes);
 
  private:
   struct Mapping;
+  /// What holds the constant, mapped.
+  struct Place {
+    std::byte* data = nullptr;
+    std::shared_ptr<void> mapping;
+    std::shared_ptr<kernels::MappedFile> file;
+  };
+  Result<Place> place(MemoryLane::OpenedConstant opened);
   Result<std::shared_ptr<Mapping>> map_segment(SegmentId segment, std::uint64_t segment_bytes, UniqueFd fd);
+  Result<std::shared_ptr<kernels::MappedFile>> map_file(SegmentId segment, UniqueFd fd, ConstantFile file);
 
   MemoryLane& lane_;
   std::mutex mutex_;
-  std::map<SegmentId, std::weak_ptr<Mapping>> mappings_;  // guarded by mutex_
+  std::map<SegmentId, std::weak_ptr<Mapping>> mappings_;           // guarded by mutex_, like files_
+  std::map<SegmentId, std::weak_ptr<kernels::MappedFile>> files_;  // numbers are never used again
 };
 
 }  // namespace callboard::actors

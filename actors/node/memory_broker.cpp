@@ -451,16 +451,19 @@ Status BrokerImpl::add_constants(ConnectionId id, const AddConstants& added, Rec
     return {};
   }
   if (received.fds.size() != 1) return fail(ErrorCode::kMalformed, "constants without one descriptor");
-  const Status kept = constants_.add(id, std::move(received.fds.front()), added.bytes, added.spans);
+  const Status kept = constants_.add(id, std::move(received.fds.front()), added.bytes, added.spans, added.file);
   send(id, ConstantsAdded{added.query, kept ? std::nullopt : std::optional(kept.error())});
   return {};
 }
 
 void BrokerImpl::open_constant(ConnectionId id, const OpenConstant& question) {
-  const auto refuse = [&](Error error) { send(id, ConstantOpened{question.query, std::move(error), 0, 0, {}}); };
+  const auto refuse = [&](Error error) {
+    send(id, ConstantOpened{question.query, std::move(error), 0, 0, {}, std::nullopt});
+  };
   Result<SharedConstants::Opened> opened = constants_.open(id, question.hash);
   if (!opened) return refuse(std::move(opened).error());
-  const ConstantOpened answer{question.query, std::nullopt, opened->segment, opened->segment_bytes, opened->span};
+  const ConstantOpened answer{question.query,        std::nullopt, opened->segment,
+                              opened->segment_bytes, opened->span, opened->file};
   if (send(id, answer, opened->fd)) return;
   refuse(Error(ErrorCode::kResourceExhausted,
                "constant " + question.hash.hex() + " cannot be passed on: too many descriptors on their way",

@@ -9,6 +9,7 @@
 #include <limits>
 #include <string>
 
+#include "kernels/memory/file_identity.h"
 #include "kernels/memory/memory_budget.h"
 #include "kernels/memory/pages.h"
 
@@ -64,6 +65,13 @@ Result<ConstantPack> pack_constants(std::span<const ConstantSource> sources) {
     return fail(ErrorCode::kEnvironment, std::string("cannot seal a segment of constants: ") + std::strerror(errno));
   }
   CALLBOARD_ASSIGN(pack.fd, reopen_read_only(writable.get()));
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (!sources[i].verify) continue;
+    const ConstantSpan& span = pack.spans[i];
+    CALLBOARD_ASSIGN(const ContentHash hash, hash_file_range(pack.fd.get(), span.offset, span.bytes, "the segment"));
+    if (hash == span.hash) continue;
+    return fail(ErrorCode::kCorrupted, "the bytes of constant " + span.hash.hex() + " do not match their checksum");
+  }
   return pack;
 }
 

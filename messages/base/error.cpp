@@ -68,6 +68,7 @@ constexpr std::array kCodeNames{
     CodeName{ErrorCode::kStartFailed, "start_failed"},
     CodeName{ErrorCode::kNotReady, "not_ready"},
     CodeName{ErrorCode::kClusterNotFound, "cluster_not_found"},
+    CodeName{ErrorCode::kFileChanged, "file_changed"},
     CodeName{ErrorCode::kInternal, "internal"},
 };
 

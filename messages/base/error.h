@@ -68,7 +68,7 @@ enum class ErrorCode : std::uint16_t {
   kDeviceFailed = 504,
   kCoordinatorLost = 505,
   kPeerLost = 506,
-  // 6xx the surroundings: limits of the machine, permissions, addresses.
+  // 6xx the surroundings: limits of the machine, permissions, addresses, files that somebody else writes to.
   kResourceExhausted = 600,
   kAddressInUse = 601,
   kPermission = 602,
@@ -76,6 +76,7 @@ enum class ErrorCode : std::uint16_t {
   kStartFailed = 604,
   kNotReady = 605,
   kClusterNotFound = 606,
+  kFileChanged = 607,  // of weights, while they were in use
   // 9xx our own fault.
   kInternal = 900,
 };

@@ -6,6 +6,7 @@
 #include <compare>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -46,8 +47,26 @@ class ContentHash {
   static ContentHash of(const void* data, std::size_t size);
 
  private:
+  friend class ContentHasher;
   std::array<char, kBytes> bytes_{};
   bool set_ = false;
+};
+
+/// ContentHash::of() of content that comes in pieces. One thread at a time.
+class ContentHasher {
+ public:
+  ContentHasher();
+  ~ContentHasher();
+  ContentHasher(const ContentHasher&) = delete;
+  ContentHasher& operator=(const ContentHasher&) = delete;
+
+  void update(const void* data, std::size_t size);
+  /// Of all that was given since the start or the last finish().
+  ContentHash finish();
+
+ private:
+  struct State;
+  const std::unique_ptr<State> state_;
 };
 
 }  // namespace callboard

@@ -1,13 +1,12 @@
 #include "messages/base/sha256.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <cstring>
 
 namespace callboard {
 namespace {
-
-constexpr std::size_t kBlock = 64;
 
 // The first 32 bits of the fractions of the cube roots of the first 64 primes.
 constexpr std::array<std::uint32_t, 64> kRounds = {
@@ -21,6 +20,9 @@ constexpr std::array<std::uint32_t, 64> kRounds = {
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
 using State = std::array<std::uint32_t, 8>;
+
+constexpr State kStart = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                          0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
 
 void mix(State& state, const unsigned char* block) {
   std::array<std::uint32_t, 64> w;
@@ -54,21 +56,41 @@ void mix(State& state, const unsigned char* block) {
 
 }  // namespace
 
-std::array<char, 32> sha256(const void* data, std::size_t size) {
-  State state = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+Sha256::Sha256() : state_(kStart) {}
+
+void Sha256::update(const void* data, std::size_t size) {
   const auto* bytes = static_cast<const unsigned char*>(data);
-  std::size_t at = 0;
-  for (; size - at >= kBlock; at += kBlock) mix(state, bytes + at);
+  total_ += size;
+  while (size > 0) {
+    if (held_ == 0 && size >= kBlock) {
+      mix(state_, bytes);
+      bytes += kBlock;
+      size -= kBlock;
+      continue;
+    }
+    const std::size_t part = std::min(size, kBlock - held_);
+    std::memcpy(block_.data() + held_, bytes, part);
+    held_ += part;
+    bytes += part;
+    size -= part;
+    if (held_ == kBlock) {
+      mix(state_, block_.data());
+      held_ = 0;
+    }
+  }
+}
+
+std::array<char, 32> Sha256::finish() {
+  const std::uint64_t bits = total_ * 8;
   std::array<unsigned char, 2 * kBlock> tail{};
-  const std::size_t rest = size - at;
-  if (rest > 0) std::memcpy(tail.data(), bytes + at, rest);
-  tail[rest] = 0x80;
-  const std::size_t length = rest < kBlock - 8 ? kBlock : 2 * kBlock;
-  const std::uint64_t bits = std::uint64_t{size} * 8;
+  std::memcpy(tail.data(), block_.data(), held_);
+  tail[held_] = 0x80;
+  const std::size_t length = held_ < kBlock - 8 ? kBlock : 2 * kBlock;
   for (std::size_t i = 0; i < 8; ++i) tail[length - 1 - i] = static_cast<unsigned char>(bits >> (8 * i));
-  for (std::size_t i = 0; i < length; i += kBlock) mix(state, tail.data() + i);
+  for (std::size_t i = 0; i < length; i += kBlock) mix(state_, tail.data() + i);
   std::array<char, 32> digest;
-  for (std::size_t i = 0; i < digest.size(); ++i) digest[i] = static_cast<char>(state[i / 4] >> (24 - 8 * (i % 4)));
+  for (std::size_t i = 0; i < digest.size(); ++i) digest[i] = static_cast<char>(state_[i / 4] >> (24 - 8 * (i % 4)));
+  *this = Sha256();
   return digest;
 }
 

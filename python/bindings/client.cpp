@@ -195,8 +195,7 @@ class PyProgram {
  public:
   /// What a program was loaded from: the file itself, since something else may come to lie at its path.
   struct Source {
-    std::shared_ptr<const UniqueFd> file;
-    std::string path;  // for messages
+    std::shared_ptr<const actors::WeightsFile> file;
     Placement placement;
   };
 
@@ -274,13 +273,16 @@ class PyProgram {
  private:
   Status save_again(const std::string& path) const {
     // The constants are read, and compared with their hashes, again: they are not kept in memory.
-    auto loaded = actors::load_program_file(source_->file, source_->path);
-    Status status = loaded ? actors::save_program(path, program_->graph(), source_->placement, loaded->constants)
-                           : Status(fail(std::move(loaded).error()));
-    if (status || (loaded && status.error().code != ErrorCode::kConstantMissing)) return status;
-    Error error(ErrorCode::kCorrupted,
-                "the program cannot be saved: its file '" + source_->path + "' was written to since it was loaded",
-                "load it again, or compile the module again; save() itself replaces files whole");
+    auto loaded = actors::load_program_file(source_->file);
+    Status status = loaded ? actors::verify_constants(*loaded) : Status(fail(std::move(loaded).error()));
+    if (status) {
+      status = actors::save_program(path, program_->graph(), source_->placement, loaded->constants);
+      if (status || status.error().code != ErrorCode::kConstantMissing) return status;
+    }
+    Error error(
+        ErrorCode::kCorrupted,
+        "the program cannot be saved: its file '" + source_->file->path + "' was written to since it was loaded",
+        "load it again, or compile the module again; save() itself replaces files whole");
     error.causes.push_back(std::move(status).error());
     return fail(std::move(error));
   }
@@ -356,7 +358,6 @@ class PyClient {
     if (!placement.is_none()) where = to_placement(placement);
     const std::optional<Duration> until = to_deadline(timeout);
     PyProgram::Source source;
-    source.path = path;
     auto program = call([&](actors::Client& client) -> Result<std::shared_ptr<actors::Program>> {
       CALLBOARD_ASSIGN(actors::SavedProgram saved, actors::load_program_file(path));
       source.file = std::move(saved.file);

@@ -19,6 +19,7 @@ __all__ = [
     "DeadlineExceeded",
     "DoesNotFit",
     "ExportError",
+    "FileChanged",
     "InputError",
     "InternalError",
     "KernelError",
@@ -235,6 +236,12 @@ class ClusterNotFound(MachineError):
     default_code, default_name = 606, "cluster_not_found"
 
 
+class FileChanged(MachineError):
+    """A file of weights was written to while a program used it; nothing computed with it was handed out."""
+
+    default_code, default_name = 607, "file_changed"
+
+
 class InternalError(CallboardError):
     """Callboard's own fault."""
 
@@ -259,6 +266,7 @@ _BY_CODE: dict[int, type[CallboardError]] = {
     604: StartError,
     605: StartError,
     606: ClusterNotFound,
+    607: FileChanged,
 }
 _BY_BLOCK: dict[int, type[CallboardError]] = {
     1: MessageError,

@@ -45,7 +45,7 @@ class Program:
         Whose memory the results are. A result never shares memory with an argument, with a weight or buffer of the
         program, or with another call's results, also where the module returns its argument, or a view of it, itself: a
         write into a result stays in it. Among the results of one call, those that are the same tensor in the module, or
-        views of one another, share memory exactly if one device made them and each is above 64 KiB; smaller ones, and
+        views of one another, share memory exactly if one device made them and each is above 32 KiB; smaller ones, and
         ones that went through another device, are copies of their own. So clone() a result before writing into it where
         another one of the same call overlaps it and must not change.
         """
@@ -96,7 +96,7 @@ class Program:
         Calls share a run if their dtypes and other sizes are equal, and so are arguments without the batch. Row i of
         every result must depend on row i of the arguments alone; results of another form are refused here, as is a
         program with buffers that it changes. Arguments are the caller's again when submit() has returned. Results up to
-        64 KiB are copies, larger ones are parts of the batch's result and keep all of it in memory; no two calls share
+        32 KiB are copies, larger ones are parts of the batch's result and keep all of it in memory; no two calls share
         an element. A batch's numbers may differ from a lone call's in the last bits, as those of PyTorch do.
 
         Each call has its own deadline and may be cancelled; the others go on. If a call's data make the run fail, the

@@ -169,10 +169,11 @@ std::vector<GoldenPacket> node_and_memory() {
   add("segments_held", SegmentsHeld{kDevice0, {12, 13}});
   add("find_constants", FindConstants{2, {hash_of("weight"), hash_of("bias")}});
   add("constants_found", ConstantsFound{2, std::nullopt, {hash_of("bias")}});
-  add("add_constants", AddConstants{3, 1u << 20, {span}});
+  const ConstantFile file{"/models/weights.safetensors", {2'049, 4'711, 1u << 20, 1'700'000'000'000'000'001, -1}};
+  add("add_constants", AddConstants{3, 1u << 20, {span}, file});
   add("constants_added", ConstantsAdded{3, std::nullopt});
   add("open_constant", OpenConstant{4, hash_of("weight")});
-  add("constant_opened", ConstantOpened{4, std::nullopt, 2, 1u << 20, span});
+  add("constant_opened", ConstantOpened{4, std::nullopt, 2, 1u << 20, span, std::nullopt});
   add("release_constants", ReleaseConstants{{hash_of("weight")}});
   return packets;
 }

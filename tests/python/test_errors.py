@@ -56,6 +56,7 @@ def test_the_text_says_what_where_why_and_what_to_do() -> None:
         (502, errors.TensorLost, RuntimeError),
         (604, errors.StartError, errors.MachineError),
         (606, errors.ClusterNotFound, errors.MachineError),
+        (607, errors.FileChanged, errors.MachineError),
         (900, errors.InternalError, RuntimeError),
         (12345, errors.InternalError, RuntimeError),
     ],

@@ -65,8 +65,8 @@ def changed_with(results: tuple[torch.Tensor, ...], number: int) -> set[int]:
 @pytest.mark.parametrize(
     ("size", "placement", "together"),
     [
-        (512, [(0, 9)], {0, 1, 2, 3}),  # above 64 KiB, one device: as in eager
-        (100, [(0, 9)], set()),  # below: copies
+        (512, [(0, 9)], {0, 1, 2, 3}),  # above 32 KiB, one device: as in eager
+        (80, [(0, 9)], set()),  # below: copies
         (512, [(0, 0)], {0, 1}),  # the views are made by the other device: only the tensor itself is shared
     ],
 )

@@ -13,10 +13,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 
+import inline_threshold
 import messages
 import peers
 import processes
 import tensors
+import weights
 from figure import MIB, Figure
 
 import models
@@ -31,8 +33,12 @@ GROUPS: list[tuple[tuple[str, ...], Callable[[int, bool], list[Figure]]]] = [
     (("op_overhead_vs_cpp", "op_overhead_vs_eager"), messages.op_overhead),
     (("return_1gib", "remote_add_64mib", "send_64mib"), tensors.hand_over),
     (("two_stage_chain",), tensors.two_stage_chain),
+    (("weights_load", "weights_memory"), weights.load),
     (("minilm_latency", "minilm_throughput"), models.minilm),
+    (("inline_threshold",), inline_threshold.sweep),
 ]
+# Sweeps that choose a constant; their figures have names behind a slash. Only where they are asked for.
+SWEEPS = {"inline_threshold"}
 
 
 def text(value: float | None, unit: str) -> str:
@@ -78,7 +84,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.peer:
         return peers.main(arguments.peer, arguments.quick)
-    wanted = arguments.only.split(",") if arguments.only else names
+    wanted = arguments.only.split(",") if arguments.only else [name for name in names if name not in SWEEPS]
     unknown = [name for name in wanted if name not in names]
     if unknown:
         parser.error(f"no figure {', '.join(unknown)}; there are: {', '.join(names)}")
@@ -87,7 +93,7 @@ def main() -> int:
         if not set(group) & set(wanted):
             continue
         print(f"measuring {', '.join(group)} …", file=sys.stderr, flush=True)
-        figures += [f for f in measure(max(1, arguments.rounds), arguments.quick) if f.name in wanted]
+        figures += [f for f in measure(max(1, arguments.rounds), arguments.quick) if f.name.split("/")[0] in wanted]
     if arguments.json:
         for figure in figures:
             print(json.dumps(asdict(figure)))

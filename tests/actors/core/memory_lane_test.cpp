@@ -274,7 +274,7 @@ TEST_CASE("long lists of constants travel in several questions") {
   }
   REQUIRE(*missing.get() == std::vector<ContentHash>{hashes[0], hashes[1'000], hashes[2'000]});
 
-  kernels::ConstantPack pack{UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)), 1 << 20, {}};
+  kernels::ConstantPack pack{UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)), 1 << 20, {}, std::nullopt};
   for (int i = 0; i < 1'500; ++i) pack.spans.push_back({hash_of(i), static_cast<std::uint64_t>(i) * 64, 64});
   auto added = std::async(std::launch::async, [&] { return (*lane)->add_constants(std::move(pack)); });
   for (const std::size_t expected : {1'000u, 500u}) {

@@ -136,7 +136,7 @@ TEST_CASE("malformed frames, descriptors where none belong and foreign messages 
         bad.write(SegmentAdded{1, 4096});
       },
       [](RawClient& bad) {
-        bad.write(AddConstants{1, 4096, {}});
+        bad.write(AddConstants{1, 4096, {}, std::nullopt});
       },
       [&](RawClient& bad) {
         bad.write(SegmentAdded{1, 4096}, file.get());
@@ -296,7 +296,7 @@ TEST_CASE("constants are found, added, opened and closed with their last user") 
   REQUIRE(adder.read_as<ConstantsFound>().missing == std::vector<ContentHash>{hash});
   user.write(OpenConstant{1, hash});
   REQUIRE(user.read_as<ConstantOpened>().error->code == ErrorCode::kConstantMissing);
-  adder.write(AddConstants{2, pack->bytes, pack->spans}, pack->fd.get());
+  adder.write(AddConstants{2, pack->bytes, pack->spans, std::nullopt}, pack->fd.get());
   REQUIRE_FALSE(adder.read_as<ConstantsAdded>().error);
   user.write(OpenConstant{2, hash});
   const auto opened = user.read_as<ConstantOpened>();
@@ -312,7 +312,7 @@ TEST_CASE("constants are found, added, opened and closed with their last user") 
   REQUIRE(fixture.broker.stats().constant_bytes == 0);
 
   const kernels::Segment unsealed = make_segment();
-  user.write(AddConstants{3, 4096, {{hash, 0, 7}}}, unsealed.open_read_only()->get());
+  user.write(AddConstants{3, 4096, {{hash, 0, 7}}, std::nullopt}, unsealed.open_read_only()->get());
   REQUIRE(user.read_as<ConstantsAdded>().error->code == ErrorCode::kMalformed);
   REQUIRE(user.served());
 }

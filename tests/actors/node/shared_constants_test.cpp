@@ -4,10 +4,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "kernels/memory/constant_pack.h"
+#include "kernels/memory/file_identity.h"
 #include "tests/support/test.h"
 
 namespace callboard::actors {
@@ -94,6 +96,84 @@ TEST_CASE("a segment that somebody could still change, or that is not what was t
   REQUIRE(code(duplicate(pack.fd.get()), pack.bytes, {ContentHash{}, 0, 1}) == ErrorCode::kMalformed);
   REQUIRE(store.constants() == 0);
   REQUIRE(store.bytes() == 0);
+}
+
+/// A file that holds "a" at 0 and "b" at 64.
+class ConstantsFile {
+ public:
+  ConstantsFile() { write(std::string("a") + std::string(63, '.') + "b"); }
+  ~ConstantsFile() { ::unlink(path_.c_str()); }
+  void write(const std::string& text) const {
+    REQUIRE(::pwrite(fd_.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()));
+  }
+  UniqueFd open(int mode = O_RDONLY) const { return UniqueFd(::open(path_.c_str(), mode | O_CLOEXEC)); }
+  ConstantFile told() const { return {path_, kernels::file_identity(fd_.get(), path_).value()}; }
+  std::vector<ConstantSpan> spans() const { return {{hash_of("a"), 0, 1}, {hash_of("b"), 64, 1}}; }
+
+ private:
+  std::string path_ = "/tmp/callboard-constants-XXXXXX";
+  UniqueFd fd_{::mkstemp(path_.data())};
+};
+
+TEST_CASE("constants in a file are kept with its identity, and cost no shared memory") {
+  SharedConstants store;
+  const ConstantsFile file;
+  REQUIRE(store.add(1, file.open(), 65, {file.spans()[0]}, file.told()));
+  REQUIRE(store.add(1, file.open(), 65, {file.spans()[1]}, file.told()));
+  REQUIRE(store.bytes() == 0);
+  REQUIRE(store.find(2, {hash_of("a"), hash_of("b")}).empty());
+  const auto a = store.open(2, hash_of("a"));
+  const auto b = store.open(2, hash_of("b"));
+  REQUIRE(a);
+  REQUIRE(b);
+  REQUIRE(a->segment == b->segment);
+  REQUIRE(b->file == file.told());
+  REQUIRE(b->span == file.spans()[1]);
+  store.user_gone(1);
+  store.user_gone(2);
+  REQUIRE(store.constants() == 0);
+}
+
+TEST_CASE("a constant whose file has changed is asked for again, and taken from where it comes then") {
+  SharedConstants store;
+  const ConstantsFile file;
+  REQUIRE(store.add(1, file.open(), 65, file.spans(), file.told()));
+  const ConstantFile before = file.told();
+  file.write("x");
+  REQUIRE(store.find(2, {hash_of("a")}) == std::vector<ContentHash>{hash_of("a")});
+  // Whoever opens it nevertheless is told what it was when it was checked.
+  REQUIRE(store.open(1, hash_of("a"))->file == before);
+  kernels::ConstantPack pack = pack_of({"a"});
+  REQUIRE(store.add(2, std::move(pack.fd), pack.bytes, pack.spans));
+  REQUIRE(store.find(2, {hash_of("a")}).empty());
+  REQUIRE_FALSE(store.open(2, hash_of("a"))->file);
+  // The file again, as it is now.
+  REQUIRE(store.add(2, file.open(), 65, {file.spans()[1]}, file.told()));
+  REQUIRE(store.open(2, hash_of("b"))->file == file.told());
+  store.user_gone(1);
+  REQUIRE(store.constants() == 2);
+  store.user_gone(2);
+  REQUIRE(store.constants() == 0);
+  REQUIRE(store.bytes() == 0);
+}
+
+TEST_CASE("a file that is not what was told, or could be written to, is refused") {
+  SharedConstants store;
+  const ConstantsFile file;
+  const auto code = [&](UniqueFd fd, std::uint64_t bytes, const ConstantSpan& span, const ConstantFile& told) {
+    const Status status = store.add(1, std::move(fd), bytes, {span}, told);
+    return status ? ErrorCode::kOk : status.error().code;
+  };
+  const ConstantFile told = file.told();
+  const ConstantSpan span = file.spans()[0];
+  REQUIRE(code(file.open(O_RDWR), 65, span, told) == ErrorCode::kMalformed);
+  REQUIRE(code(file.open(), 64, span, told) == ErrorCode::kMalformed);
+  REQUIRE(code(file.open(), 65, {span.hash, 65, 1}, told) == ErrorCode::kMalformed);
+  REQUIRE(code(UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)), 65, span, told) == ErrorCode::kMalformed);
+  REQUIRE_FALSE(store.add(1, file.open(), 65, {span}));  // as a segment
+  file.write("x");
+  REQUIRE(code(file.open(), 65, span, told) == ErrorCode::kFileChanged);
+  REQUIRE(store.constants() == 0);
 }
 
 }  // namespace

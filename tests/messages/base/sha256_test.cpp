@@ -1,5 +1,6 @@
 #include "messages/base/sha256.h"
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -11,7 +12,9 @@ using namespace callboard;
 namespace {
 
 std::string hex_of(std::string_view text) {
-  const auto digest = sha256(text.data(), text.size());
+  Sha256 hasher;
+  hasher.update(text.data(), text.size());
+  const auto digest = hasher.finish();
   return ContentHash::from_bytes(std::string_view(digest.data(), digest.size()))->hex();
 }
 
@@ -29,5 +32,19 @@ TEST_CASE("the portable SHA-256 and OpenSSL's agree on every length around a blo
   for (std::size_t size = 0; size < 200; ++size) {
     CHECK(hex_of(text) == ContentHash::of(text.data(), text.size()).hex());
     text += static_cast<char>(size * 37 + 11);
+  }
+}
+
+TEST_CASE("the portable SHA-256 does not care how its content is cut") {
+  std::string text;
+  for (std::size_t i = 0; i < 1000; ++i) text += static_cast<char>(i * 31 + 7);
+  for (const std::size_t piece : {1, 7, 63, 64, 65, 128, 200, 999}) {
+    Sha256 hasher;
+    for (std::size_t at = 0; at < text.size(); at += piece) hasher.update(text.data() + at, std::min(piece, text.size() - at));
+    const auto digest = hasher.finish();
+    INFO("pieces of " << piece);
+    CHECK(ContentHash::from_bytes(std::string_view(digest.data(), digest.size()))->hex() == hex_of(text));
+    hasher.update("abc", 3);  // and begins anew
+    CHECK(hasher.finish()[0] == static_cast<char>(0xba));
   }
 }
