@@ -8,6 +8,7 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/core/jit_type.h>
 
+#include "kernels/dying_operand.h"
 #include "messages/base/names.h"
 
 namespace callboard::kernels {
@@ -26,6 +27,31 @@ class DispatcherKernel final : public Kernel {
   void compute(Stack& stack) override { handle_.callBoxed(stack); }
   c10::OperatorHandle handle_;
 };
+
+class OverwritingKernel final : public Kernel {
+ public:
+  OverwritingKernel(std::shared_ptr<const KernelInfo> info, ArgumentPlan arguments, OutputPlan outputs,
+                    c10::OperatorHandle handle, c10::OperatorHandle in_place)
+      : Kernel(std::move(info), std::move(arguments), std::move(outputs)),
+        handle_(std::move(handle)),
+        in_place_(std::move(in_place)),
+        result_(this->outputs().targets.front().dtype) {}
+
+ private:
+  void compute(Stack& stack) override {
+    (may_overwrite_first(stack, stack.size(), result_) ? in_place_ : handle_).callBoxed(stack);
+  }
+  c10::OperatorHandle handle_;
+  c10::OperatorHandle in_place_;
+  at::ScalarType result_;
+};
+
+/// One tensor of a known dtype, as in_place_form() gives it.
+bool gives_known_tensor(const OutputPlan& outputs) {
+  return outputs.targets.size() == 1 && !outputs.steps.front().is_list &&
+         outputs.targets.front().kind == ValueKind::kTensor &&
+         outputs.targets.front().dtype != at::ScalarType::Undefined;
+}
 
 /// "aten::add.Tensor" → {"aten::add", "Tensor"}.
 c10::OperatorName split_name(const std::string& op) {
@@ -131,8 +157,15 @@ Result<PreparedKernel> make_dispatcher_kernel(const Node& node, std::shared_ptr<
   prepared.traits.random = is_random(*handle, arguments);
   prepared.traits.effects = !ours && schema.returns().empty() && !arguments.writes;
   prepared.traits.aliases = aliases_of(schema, arguments);
-  prepared.kernel =
-      std::make_unique<DispatcherKernel>(std::move(info), std::move(arguments), std::move(outputs), *handle);
+  const auto in_place =
+      backend.device().is_cpu() && gives_known_tensor(outputs) ? in_place_form(*handle) : std::nullopt;
+  if (in_place) {
+    prepared.kernel = std::make_unique<OverwritingKernel>(std::move(info), std::move(arguments), std::move(outputs),
+                                                          *handle, *in_place);
+  } else {
+    prepared.kernel =
+        std::make_unique<DispatcherKernel>(std::move(info), std::move(arguments), std::move(outputs), *handle);
+  }
   return prepared;
 }
 
