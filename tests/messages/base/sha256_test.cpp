@@ -40,7 +40,8 @@ TEST_CASE("the portable SHA-256 does not care how its content is cut") {
   for (std::size_t i = 0; i < 1000; ++i) text += static_cast<char>(i * 31 + 7);
   for (const std::size_t piece : {1, 7, 63, 64, 65, 128, 200, 999}) {
     Sha256 hasher;
-    for (std::size_t at = 0; at < text.size(); at += piece) hasher.update(text.data() + at, std::min(piece, text.size() - at));
+    for (std::size_t at = 0; at < text.size(); at += piece)
+      hasher.update(text.data() + at, std::min(piece, text.size() - at));
     const auto digest = hasher.finish();
     INFO("pieces of " << piece);
     CHECK(ContentHash::from_bytes(std::string_view(digest.data(), digest.size()))->hex() == hex_of(text));
