@@ -27,6 +27,8 @@ inline constexpr std::uint64_t kEnumEnd<Role> = 4;
 template <>
 inline constexpr std::uint64_t kEnumEnd<OutcomeStatus> = 4;
 template <>
+inline constexpr std::uint64_t kEnumEnd<TransportPath> = 4;
+template <>
 inline constexpr std::uint64_t kEnumEnd<ValueKind> = 5;
 template <>
 inline constexpr std::uint64_t kEnumEnd<FragmentInput::Source> = 2;
@@ -120,7 +122,8 @@ CALLBOARD_FIELDS(FragmentLoaded, &FragmentLoaded::program, &FragmentLoaded::frag
 CALLBOARD_FIELDS(UnloadFragments, &UnloadFragments::program);
 CALLBOARD_FIELDS(PeerMoved, &PeerMoved::peer);
 CALLBOARD_FIELDS(RunFragment, &RunFragment::run, &RunFragment::attempt, &RunFragment::program, &RunFragment::fragment,
-                 &RunFragment::client, &RunFragment::inputs, &RunFragment::symbols, &RunFragment::deadline_ms);
+                 &RunFragment::client, &RunFragment::inputs, &RunFragment::symbols, &RunFragment::deadline_ms,
+                 &RunFragment::client_reads_device);
 CALLBOARD_FIELDS(FragmentFinished, &FragmentFinished::run, &FragmentFinished::attempt, &FragmentFinished::fragment,
                  &FragmentFinished::error, &FragmentFinished::outputs, &FragmentFinished::state_version,
                  &FragmentFinished::run_ns);
@@ -129,6 +132,10 @@ CALLBOARD_FIELDS(DeviceQuery, &DeviceQuery::query, &DeviceQuery::name, &DeviceQu
 CALLBOARD_FIELDS(DeviceReply, &DeviceReply::query, &DeviceReply::error, &DeviceReply::result);
 CALLBOARD_FIELDS(EdgeValues, &EdgeValues::run, &EdgeValues::attempt, &EdgeValues::epoch, &EdgeValues::program,
                  &EdgeValues::from, &EdgeValues::to, &EdgeValues::values);
+CALLBOARD_FIELDS(TestTransport, &TestTransport::test, &TestTransport::block);
+CALLBOARD_FIELDS(TransportTested, &TransportTested::test, &TransportTested::path, Binary<&TransportTested::read>{},
+                 &TransportTested::problem);
+CALLBOARD_FIELDS(TransportChosen, &TransportChosen::reader, &TransportChosen::path, &TransportChosen::reason);
 CALLBOARD_FIELDS(ReleaseLeases, &ReleaseLeases::owner, &ReleaseLeases::leases);
 CALLBOARD_FIELDS(ActorStarted, &ActorStarted::who, &ActorStarted::pid);
 CALLBOARD_FIELDS(ActorExited, &ActorExited::who, &ActorExited::pid, &ActorExited::signalled, &ActorExited::code,

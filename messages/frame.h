@@ -10,7 +10,7 @@
 namespace callboard {
 
 /// Version of envelope and messages together. Two processes talk only if theirs are equal.
-constexpr std::uint16_t kProtocolVersion = 4;
+constexpr std::uint16_t kProtocolVersion = 5;
 
 /// 24 bytes, little endian: magic "CBRD", u16 version, u16 message type, u32 body length, u32 zero, u64 XXH3-64 of the
 /// body seeded with the first 16 bytes' XXH3-64. The layout is the same in every version.

@@ -18,7 +18,8 @@ constexpr std::array<std::string_view, std::variant_size_v<Message>> kMessageNam
     "memory_hello", "memory_welcome", "segment_added", "segment_dropped", "open_segment", "segment_opened",
     "holder_gone", "owner_gone", "segments_held",
     "find_constants", "constants_found", "add_constants", "constants_added", "open_constant", "constant_opened",
-    "release_constants"};
+    "release_constants",
+    "test_transport", "transport_tested", "transport_chosen"};
 // clang-format on
 static_assert(!kMessageNames.back().empty(), "every message has a name");
 
@@ -77,6 +78,9 @@ template Message::Message(ConstantsAdded);
 template Message::Message(OpenConstant);
 template Message::Message(ConstantOpened);
 template Message::Message(ReleaseConstants);
+template Message::Message(TestTransport);
+template Message::Message(TransportTested);
+template Message::Message(TransportChosen);
 
 Message::Message(const Message& other) = default;
 Message::Message(Message&& other) noexcept = default;

@@ -180,7 +180,8 @@ struct UnloadFragments {
   ContentHash program;
   bool operator==(const UnloadFragments&) const = default;
 };
-/// A device's peers moved (restart): edges to `who.name` go to this endpoint from now on.
+/// Another device is there (after its start, or with a new process): edges to `who.name` go to this endpoint from now
+/// on.
 struct PeerMoved {
   PeerAddress peer;
   bool operator==(const PeerMoved&) const = default;
@@ -194,6 +195,7 @@ struct RunFragment {
   std::vector<WireValue> inputs;  ///< for the FragmentInputs with source kProgramInput, in order
   std::vector<std::int64_t> symbols;
   std::int64_t deadline_ms = 0;
+  bool client_reads_device = false;  ///< the client can open memory of the device that runs this
   bool operator==(const RunFragment&) const = default;
 };
 /// Sent exactly once for each RunFragment that arrived, also after CancelRun: from then on the device reads none of the
@@ -240,6 +242,27 @@ struct EdgeValues {
   std::uint32_t to = 0;
   std::vector<std::pair<ValueId, WireValue>> values;
   bool operator==(const EdgeValues&) const = default;
+};
+/// Exporter → reader, once for each pair of processes: read these bytes, which nobody can guess, as you would a result.
+struct TestTransport {
+  std::uint64_t test = 0;  ///< the exporter's number of it
+  CudaIpcBlock block;
+  bool operator==(const TestTransport&) const = default;
+};
+/// Reader → exporter: what it found there, and by which path; or in `problem` why it could not look.
+struct TransportTested {
+  std::uint64_t test = 0;
+  TransportPath path = TransportPath::kHostCopy;
+  std::string read;
+  std::string problem;
+  bool operator==(const TransportTested&) const = default;
+};
+/// Exporter → coordinator: its results get to `reader` this way from now on. `reason`: why by no better one.
+struct TransportChosen {
+  ActorId reader;
+  TransportPath path = TransportPath::kHostCopy;
+  std::string reason;
+  bool operator==(const TransportChosen&) const = default;
 };
 /// The sender no longer reads these blocks of `owner` (device → device, and reader → node actor → owner).
 struct ReleaseLeases {
@@ -409,7 +432,7 @@ using MessageVariant =
                  EdgeValues, ReleaseLeases, ActorStarted, ActorExited, ShutDown, StopActor, MemoryHello, MemoryWelcome,
                  SegmentAdded, SegmentDropped, OpenSegment, SegmentOpened, HolderGone, OwnerGone, SegmentsHeld,
                  FindConstants, ConstantsFound, AddConstants, ConstantsAdded, OpenConstant, ConstantOpened,
-                 ReleaseConstants>;
+                 ReleaseConstants, TestTransport, TransportTested, TransportChosen>;
 
 /// One message of the set. A variant (get_if, holds_alternative and visit work on it) whose copies, moves and
 /// comparison are compiled once, in protocol.cpp: instantiating them for so many alternatives costs each source about 8

@@ -50,6 +50,20 @@ Status TensorHandle::check() const {
   return check_inside(meta, extent, block.bytes, "block");
 }
 
+std::string_view transport_path_name(TransportPath path) {
+  switch (path) {
+    case TransportPath::kSameProcess:
+      return "same process";
+    case TransportPath::kIpc:
+      return "ipc";
+    case TransportPath::kPeer:
+      return "peer";
+    case TransportPath::kHostCopy:
+      return "host copy";
+  }
+  return "unknown";
+}
+
 std::size_t wire_bytes(const WireValue& value) {
   constexpr std::size_t kNumberBytes = 10;
   constexpr std::size_t kHandleBytes = 64;  // names, tags and numbers of a handle beside its arrays and bytes

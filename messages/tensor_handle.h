@@ -69,6 +69,15 @@ struct TensorHandle {
   Status check() const;
 };
 
+/// How a tensor gets from its maker to a reader.
+enum class TransportPath : std::uint8_t {
+  kSameProcess = 0,  ///< by its address
+  kIpc = 1,          ///< opened where it lies, on the reader's own device
+  kPeer = 2,         ///< opened where it lies and read from another device
+  kHostCopy = 3,     ///< as a copy in host memory
+};
+std::string_view transport_path_name(TransportPath path);  ///< "same process", "ipc", "peer", "host copy"
+
 /// What flows along the edges of a program: nothing (None), a tensor or a plain number.
 using WireValue = std::variant<std::monostate, TensorHandle, std::int64_t, double, bool>;
 

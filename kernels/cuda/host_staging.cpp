@@ -15,6 +15,7 @@ namespace {
 
 // A chunk of 4 MiB takes some 200 µs: asked in steps of this, so that a device that hangs meets the deadline.
 constexpr std::chrono::microseconds kAskAgain{20};
+constexpr std::size_t kPinnedAlignment = 64;
 
 class HostStagingImpl final : public HostStaging {
  public:
@@ -38,6 +39,7 @@ class HostStagingImpl final : public HostStaging {
     CALLBOARD_TRY(prepare());
     const std::size_t chunks = (bytes + chunk_bytes_ - 1) / chunk_bytes_;
     const auto start = [&](std::size_t chunk) {
+      slots_[chunk % 2].used = chunk_bytes_;  // nothing may be put there before this copy is known to be done
       return copy(slots_[chunk % 2].memory, at(from, chunk), length(chunk, bytes), slots_[chunk % 2]);
     };
     if (chunks > 0) CALLBOARD_TRY(start(0));
@@ -55,10 +57,10 @@ class HostStagingImpl final : public HostStaging {
     CALLBOARD_TRY(prepare());
     const std::size_t chunks = (bytes + chunk_bytes_ - 1) / chunk_bytes_;
     for (std::size_t chunk = 0; chunk < chunks; ++chunk) {
-      Slot& slot = slots_[chunk % 2];
-      CALLBOARD_TRY(settle(slot, deadline));
-      std::memcpy(slot.memory, at(from, chunk), length(chunk, bytes));
-      CALLBOARD_TRY(copy(static_cast<std::byte*>(to) + chunk * chunk_bytes_, slot.memory, length(chunk, bytes), slot));
+      const std::size_t size = length(chunk, bytes);
+      CALLBOARD_ASSIGN(void* const pinned, take_pinned(size, deadline));
+      std::memcpy(pinned, at(from, chunk), size);
+      CALLBOARD_TRY(copy(static_cast<std::byte*>(to) + chunk * chunk_bytes_, pinned, size, slots_[filling_]));
     }
     return {};
   }
@@ -67,7 +69,8 @@ class HostStagingImpl final : public HostStaging {
   struct Slot {
     void* memory = nullptr;  ///< pinned
     Event done = nullptr;
-    bool busy = false;  ///< a copy that is not known to be done reads or writes it
+    bool busy = false;     ///< copies that are not known to be done read or write it; `done` is behind the last one
+    std::size_t used = 0;  ///< bytes from its start that such copies read or write
   };
 
   const void* at(const void* from, std::size_t chunk) const {
@@ -88,6 +91,22 @@ class HostStagingImpl final : public HostStaging {
       }
     }
     return {};
+  }
+
+  /// Memory that no copy reads any more: small copies share a buffer, so that they wait for one another only when two
+  /// buffers are full of them.
+  Result<void*> take_pinned(std::size_t bytes, TimePoint deadline) {
+    Slot* slot = &slots_[filling_];
+    if (slot->busy && chunk_bytes_ - slot->used < bytes) {
+      filling_ = 1 - filling_;
+      slot = &slots_[filling_];
+      CALLBOARD_TRY(settle(*slot, deadline));
+    }
+    if (!slot->busy) slot->used = 0;
+    void* const taken = static_cast<std::byte*>(slot->memory) + slot->used;
+    slot->used =
+        std::min(chunk_bytes_, slot->used + (bytes + kPinnedAlignment - 1) / kPinnedAlignment * kPinnedAlignment);
+    return taken;
   }
 
   Status copy(void* to, const void* from, std::size_t bytes, Slot& slot) {
@@ -119,6 +138,7 @@ class HostStagingImpl final : public HostStaging {
   const Stream stream_;
   const std::size_t chunk_bytes_;
   std::array<Slot, 2> slots_;
+  std::size_t filling_ = 0;  // of copies to the device
 };
 
 }  // namespace

@@ -24,7 +24,8 @@ class HostStaging {
   /// Behind what `stream` has queued. Returns when the bytes are there. `deadline` is checked between chunks
   /// (kDeadlineExceeded; then `to` holds anything). kOutOfMemory (pinned memory), kDeviceFailed.
   virtual Status to_host(void* to, const void* from, std::size_t bytes, TimePoint deadline) = 0;
-  /// Returns when `from` has been read; what `stream` does next sees the bytes in `to`.
+  /// Returns when `from` has been read; what `stream` does next sees the bytes in `to`. Waits for earlier copies only
+  /// where both buffers are full of what they have not read yet.
   virtual Status to_device(void* to, const void* from, std::size_t bytes, TimePoint deadline) = 0;
 };
 

@@ -27,7 +27,7 @@ std::vector<std::unique_ptr<Slab>> SlabBook::take_empty(std::uint64_t spare_byte
   std::vector<std::unique_ptr<Slab>> taken;
   std::vector<std::unique_ptr<Slab>> left;
   for (auto& slab : slabs) {
-    const bool unused = slab->extents.empty() && slab->mappings.empty();
+    const bool unused = slab->extents.empty() && slab->readings.empty();
     const bool spare = unused && slab->bytes() <= spare_bytes;
     if (spare) spare_bytes -= slab->bytes();
     (unused && !spare ? taken : left).push_back(std::move(slab));
@@ -137,19 +137,20 @@ SlabBook::Granted SlabBook::grant(std::unique_ptr<LeaseRecord>& record) {
   const LeaseTable::Grant given = number(*record);
   if (!given.live) return {given.lease, 0};
   Slab& slab = *record->slab;
-  LeaseId& mapping = slab.mappings[record->holder];
-  if (mapping == 0) {
+  SlabReading& reading = slab.readings[record->holder];
+  if (reading.mapping == 0) {
     auto open = std::make_unique<LeaseRecord>();
     open->slab = &slab;
     open->holder = record->holder;
-    open->lease = mapping = number(*open).lease;
-    records.emplace(mapping, std::move(open));
+    open->lease = reading.mapping = number(*open).lease;
+    records.emplace(reading.mapping, std::move(open));
     ++stats.mappings;
   }
+  ++reading.leases;
   stats.leased_bytes += record->bytes;
   record->lease = given.lease;
   records.emplace(given.lease, std::move(record));
-  return {given.lease, mapping};
+  return {given.lease, reading.mapping};
 }
 
 const LeaseRecord* SlabBook::block_lease(LeaseId lease) const {
@@ -157,26 +158,56 @@ const LeaseRecord* SlabBook::block_lease(LeaseId lease) const {
   return found != records.end() && found->second->block ? found->second.get() : nullptr;
 }
 
+/// Of the book only; the lease has been taken from the table.
 void SlabBook::end_record(LeaseRecord& record, Loose& loose, std::vector<ExportEvent>& events) {
+  Slab& slab = *record.slab;
+  const auto reading = slab.readings.find(record.holder);
+  CALLBOARD_CHECK(reading != slab.readings.end(), "who holds a lease on a slab has something of it");
   if (record.block) {
     stats.leased_bytes -= record.bytes;
     loose.keeps.push_back(std::move(record.keep));
     events.push_back(record.event);  // SP-4: whoever held the lease has waited for it, or is gone
-    end_lease(*record.slab, *record.block, loose);
+    end_lease(slab, *record.block, loose);
+    --reading->second.leases;
   } else {
     --stats.mappings;
-    record.slab->mappings.erase(record.holder);
+    reading->second.mapping = 0;
+    reading->second.keeps_open = false;
   }
+  if (reading->second.leases == 0 && reading->second.mapping == 0) slab.readings.erase(reading);
   records.erase(record.lease);
 }
 
+/// SP-3: the reader gave back all that it could have opened, and opened nothing that it keeps.
+void SlabBook::end_mapping(Slab& slab, const ActorId& reader) {
+  const auto reading = slab.readings.find(reader);
+  if (reading == slab.readings.end() || reading->second.leases > 0 || reading->second.keeps_open) return;
+  // Nobody knows this number but from handles that are over.
+  const LeaseId mapping = reading->second.mapping;
+  leases_.release(mapping);
+  records.erase(mapping);
+  --stats.mappings;
+  slab.readings.erase(reading);
+}
+
 bool SlabBook::release(LeaseId lease, Loose& loose, std::vector<ExportEvent>& events) {
-  const std::optional<std::uintptr_t> record = leases_.release(lease);
-  if (record) end_record(*reinterpret_cast<LeaseRecord*>(*record), loose, events);
-  return record.has_value();
+  const std::optional<std::uintptr_t> found = leases_.release(lease & ~kKeepsSlabOpen);
+  if (!found) return false;
+  auto& record = *reinterpret_cast<LeaseRecord*>(*found);
+  Slab& slab = *record.slab;
+  const ActorId reader = record.holder;
+  if ((lease & kKeepsSlabOpen) != 0 && record.block) {
+    SlabReading& reading = slab.readings.at(reader);
+    // Without a mapping it has closed the slab since it said so.
+    reading.keeps_open = reading.mapping != 0;
+  }
+  end_record(record, loose, events);
+  end_mapping(slab, reader);
+  return true;
 }
 
 std::size_t SlabBook::holder_gone(const ActorId& holder, Loose& loose, std::vector<ExportEvent>& events) {
+  // Mappings are among them.
   const std::vector<std::uintptr_t> ended = leases_.holder_gone(holder);
   for (const std::uintptr_t record : ended) end_record(*reinterpret_cast<LeaseRecord*>(record), loose, events);
   return ended.size();

@@ -31,6 +31,13 @@ struct SlabBlock {
   Stream stream = nullptr;   ///< of deallocate()
 };
 
+/// What one reader has of a slab.
+struct SlabReading {
+  LeaseId mapping = 0;       ///< lease on its mapping; 0: it has none
+  std::uint32_t leases = 0;  ///< on blocks: as long as there are any, it may be about to open the slab
+  bool keeps_open = false;   ///< it has said that it has the slab open, and not yet that it has closed it
+};
+
 struct Slab {
   Slab(SegmentId number, std::byte* start, std::uint64_t units, bool own)
       : id(number), base(start), dedicated(own), extents(units) {}
@@ -43,7 +50,7 @@ struct Slab {
   const bool dedicated;  ///< made for one block larger than an ordinary slab
   ExtentAllocator extents;
   std::map<std::uint64_t, SlabBlock> blocks;  ///< by first unit
-  std::map<ActorId, LeaseId> mappings;        ///< readers that may have it open
+  std::map<ActorId, SlabReading> readings;    ///< by reader; those who have nothing of it are not there
   IpcMemoryHandle handle;
   std::optional<Error> not_exportable;
 };
@@ -109,7 +116,7 @@ class SlabBook {
   };
   Granted grant(std::unique_ptr<LeaseRecord>& record);
   const LeaseRecord* block_lease(LeaseId lease) const;
-  /// Events of ended leases go to `events`. False if there is no such lease.
+  /// Events of ended leases go to `events`. False if there is no such lease. See kKeepsSlabOpen.
   bool release(LeaseId lease, Loose& loose, std::vector<ExportEvent>& events);
   std::size_t holder_gone(const ActorId& holder, Loose& loose, std::vector<ExportEvent>& events);
   std::vector<LeaseInfo> block_leases() const;
@@ -122,6 +129,7 @@ class SlabBook {
  private:
   void* add_block(Slab& slab, Extent extent);
   void end_record(LeaseRecord& record, Loose& loose, std::vector<ExportEvent>& events);
+  void end_mapping(Slab& slab, const ActorId& reader);
 
   LeaseTable leases_;
 };

@@ -6,7 +6,9 @@
 //   SP-1  A block's memory is not given out again while a lease on it exists, or before the work that its stream had
 //         queued when it was deallocated is done (on the same stream: at once, the stream's order is enough).
 //   SP-2  deallocate() and the end of the last lease together, in either order, give a block back exactly once.
-//   SP-3  A slab is freed only with no block, no lease and no reader's mapping of it left.
+//   SP-3  A slab is freed only with no block, no lease and no reader's mapping of it left. A reader may have a mapping
+//         from its first lease on a block of the slab until its last one has ended, or, where it has said that it keeps
+//         the slab open (kKeepsSlabOpen), until it gives the mapping's lease back.
 //   SP-4  An event is recorded again only after the lease that it was handed out with has ended.
 //   SP-5  Growth is checked against the limit first; where the device refuses, empty slabs are given back once and it
 //   is
@@ -28,6 +30,11 @@
 
 namespace callboard::kernels::cuda {
 
+/// Set in the number by which a reader gives a block's lease back: it has the slab open and keeps it so, until it gives
+/// the lease on its mapping back, too. Whoever gives the lease of a block back that was never opened does not know the
+/// bit, and so the exporter knows that nothing of it is open. Numbers count from 1 and never come to it.
+constexpr LeaseId kKeepsSlabOpen = LeaseId{1} << 61;
+
 struct SlabPoolOptions {
   ActorId owner = {};                      ///< goes into every handle
   int device = 0;                          ///< ordinal in this process
@@ -44,7 +51,7 @@ struct SlabPoolStats {
   std::uint64_t leased_bytes = 0;    ///< of all leases together
   std::uint64_t peak_bytes = 0;      ///< highest in_use_bytes
   std::uint64_t leases = 0;          ///< on blocks
-  std::uint64_t mappings = 0;        ///< slabs that readers have open, counted for each reader
+  std::uint64_t mappings = 0;        ///< slabs that readers may have open, counted for each reader
   std::uint64_t slabs = 0;
   std::uint64_t events = 0;  ///< interprocess events made, in use or pooled
 };
@@ -91,8 +98,8 @@ class SlabPool {
   /// (leases_max), kUnsupported (this memory cannot be handed out: take a host copy), kOutOfMemory, kDeviceFailed.
   virtual Result<CudaIpcBlock> lease(const void* pointer, std::uint64_t bytes, const ActorId& holder, Stream producer,
                                      std::shared_ptr<void> keep) = 0;
-  /// Ends a lease on a block, or on a reader's mapping. Whoever releases has finished reading: its events are done.
-  /// False if there is none of that number: nothing happens.
+  /// Ends a lease on a block (with or without kKeepsSlabOpen), or on a reader's mapping. Whoever releases has finished
+  /// reading: its events are done. False if there is none of that number: nothing happens.
   virtual bool release(LeaseId lease) noexcept = 0;
   /// Ends all leases of a holder whose process is gone; the number ended.
   virtual std::size_t holder_gone(const ActorId& holder) noexcept = 0;

@@ -51,6 +51,7 @@ struct Ending {
     ActorId owner;
     LeaseId lease = 0;
     std::shared_ptr<OpenSlab> slab;  ///< not before it is closed, if it is among those; none: at once
+    bool mapping = false;            ///< the lease on the slab's mapping, else one on a block
   };
   std::vector<std::shared_ptr<OpenSlab>> closing;
   std::vector<Release> releasing;
@@ -66,7 +67,7 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
         events(table, *health, options.events_max) {}
   ~ReaderState();
 
-  Result<std::shared_ptr<ReadableBlock>> open(const CudaIpcBlock& block, Stream stream);
+  Result<std::shared_ptr<ReadableBlock>> open(const CudaIpcBlock& block);
   Result<std::shared_ptr<ReadableBlock>> own_block(const CudaIpcBlock& block);
   Result<std::shared_ptr<ReadableBlock>> others_block(const CudaIpcBlock& block);
   Result<std::shared_ptr<OpenSlab>> take_slab(const CudaIpcBlock& block);
@@ -86,6 +87,7 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
   void drop_block_locked(const std::shared_ptr<OpenSlab>& slab, TimePoint now, Ending& ending);
   void close_locked(std::shared_ptr<OpenSlab> slab, Ending& ending);
   void close_idle_locked(TimePoint now, Ending& ending);
+  LeaseId keeping_locked(LeaseId lease, const SlabKey& slab) const;
 
   RuntimeTable& runtime;
   const std::shared_ptr<DeviceHealth> health;
@@ -175,14 +177,18 @@ class ReadableBlockImpl final : public ReadableBlock {
 
 // -- opening ---------------------------------------------------------------------------------------------------------
 
-Result<std::shared_ptr<ReadableBlock>> ReaderState::open(const CudaIpcBlock& block, Stream stream) {
+Result<std::shared_ptr<ReadableBlock>> ReaderState::open(const CudaIpcBlock& block) {
   CALLBOARD_TRY(health->status());
   auto made = block.owner == options.self ? own_block(block) : others_block(block);
   if (!made) {
-    if (!health->failed() && !is_gone(block.owner)) release(block.owner, block.lease);
-    return made;
+    if (health->failed() || is_gone(block.owner)) return made;
+    LeaseId lease = block.lease;
+    if (block.owner != options.self) {
+      std::lock_guard lock(mutex);
+      lease = keeping_locked(lease, {block.owner, block.slab});
+    }
+    release(block.owner, lease);
   }
-  CALLBOARD_TRY((*made)->used_on(stream));  // the lease is the block's now, and ends with it
   return made;
 }
 
@@ -383,7 +389,16 @@ void ReaderState::close_locked(std::shared_ptr<OpenSlab> slab, Ending& ending) {
   if (slab->mapping == 0 || gone.contains(owner)) return;
   LeaseId& through = released_through[owner];
   through = std::max(through, slab->mapping);
-  ending.releasing.push_back({owner, slab->mapping, slab});
+  ending.releasing.push_back({owner, slab->mapping, slab, true});
+}
+
+/// The number by which a block's lease is given back: says whether the slab is left open. One that is being opened has
+/// a lease of its own until it is.
+LeaseId ReaderState::keeping_locked(LeaseId lease, const SlabKey& slab) const {
+  const auto found = slabs.find(slab);
+  const bool open = found != slabs.end() && (found->second->phase == OpenSlab::Phase::kOpen ||
+                                             found->second->phase == OpenSlab::Phase::kClosing);
+  return open ? lease | kKeepsSlabOpen : lease;
 }
 
 void ReaderState::close_idle_locked(TimePoint now, Ending& ending) {
@@ -423,10 +438,20 @@ Status ReaderState::finish(Ending ending) {
     opened.notify_all();
   }
   if (health->failed()) return health->status();
-  for (const auto& [owner, lease, slab] : ending.releasing) {
+  {
+    std::lock_guard lock(mutex);
     // SR-3: the exporter must not free what is open still.
-    if (std::find(unclosed.begin(), unclosed.end(), slab) == unclosed.end()) release(owner, lease);
+    std::erase_if(ending.releasing, [&unclosed](const Ending::Release& entry) {
+      return std::find(unclosed.begin(), unclosed.end(), entry.slab) != unclosed.end();
+    });
+    // Mappings first: else the exporter might end one by itself, with the last block's lease.
+    std::stable_partition(ending.releasing.begin(), ending.releasing.end(),
+                          [](const Ending::Release& entry) { return entry.mapping; });
+    for (Ending::Release& entry : ending.releasing) {
+      if (entry.slab && !entry.mapping) entry.lease = keeping_locked(entry.lease, entry.slab->key);
+    }
   }
+  for (const Ending::Release& entry : ending.releasing) release(entry.owner, entry.lease);
   return status;
 }
 
@@ -459,7 +484,7 @@ Status ReaderState::poll(TimePoint now, bool wait) {
     releasing.insert(releasing.end(), std::make_move_iterator(waiting.begin()), std::make_move_iterator(waiting.end()));
     for (const Releasing& block : done) {
       if (block.slab) drop_block_locked(block.slab, now, ending);
-      if (!gone.contains(block.owner)) ending.releasing.push_back({block.owner, block.lease, block.slab});
+      if (!gone.contains(block.owner)) ending.releasing.push_back({block.owner, block.lease, block.slab, false});
     }
     close_idle_locked(now, ending);
   }
@@ -515,8 +540,11 @@ class SlabReaderImpl final : public SlabReader {
   explicit SlabReaderImpl(std::shared_ptr<ReaderState> state) : state_(std::move(state)) {}
 
   Result<std::shared_ptr<ReadableBlock>> open(const CudaIpcBlock& block, Stream stream) override {
-    return state_->open(block, stream);
+    CALLBOARD_ASSIGN(std::shared_ptr<ReadableBlock> opened, state_->open(block));
+    CALLBOARD_TRY(opened->used_on(stream));  // the lease is the block's now, and ends with it
+    return opened;
   }
+  Result<std::shared_ptr<ReadableBlock>> open(const CudaIpcBlock& block) override { return state_->open(block); }
   std::optional<int> visible(const DeviceUuid& uuid) const override {
     const auto found = state_->devices.find(uuid);
     if (found == state_->devices.end()) return std::nullopt;

@@ -16,7 +16,9 @@
 // each result. So the exporter grants each reader one more lease for each slab (CudaIpcBlock::mapping, the same in
 // every handle of that slab) and this side releases it when it closes the slab. A handle may be on its way while its
 // mapping's lease is being released; `mapping` at or below the highest one released to that owner is therefore not
-// trusted, and the slab is closed with its last block.
+// trusted, and the slab is closed with its last block. Of a slab that was never opened there is nothing to close: so
+// each block's lease is given back with the word whether the slab stays open (kKeepsSlabOpen), and where it does not
+// the exporter ends the mapping's lease with the last block's.
 #pragma once
 
 #include <cstddef>
@@ -75,7 +77,8 @@ struct SlabReaderStats {
 /// Thread-safe; every method from any thread, and none changes the thread's current device.
 class SlabReader {
  public:
-  using ReleaseFn = std::function<void(const ActorId& owner, LeaseId lease)>;  ///< must not block
+  /// Takes `lease` to its owner's SlabPool::release() as it is, in the order of the calls. Must not block.
+  using ReleaseFn = std::function<void(const ActorId& owner, LeaseId lease)>;
   /// Blocks may outlive it, and `release` must then too: with the last of them what is left is waited for, released and
   /// closed.
   virtual ~SlabReader() = default;
@@ -87,6 +90,8 @@ class SlabReader {
   /// stale), kMalformed (range outside the slab), kUnsupported (device not visible, no peer access: take host copies),
   /// kOutOfMemory, kDeviceFailed.
   virtual Result<std::shared_ptr<ReadableBlock>> open(const CudaIpcBlock& block, Stream stream) = 0;
+  /// The same for whoever does not know yet which stream will read: each is told by used_on() before it does.
+  virtual Result<std::shared_ptr<ReadableBlock>> open(const CudaIpcBlock& block) = 0;
 
   /// Ordinal in this process of a device; nothing if it is not visible here.
   virtual std::optional<int> visible(const DeviceUuid& uuid) const = 0;

@@ -27,10 +27,7 @@ class TransportOfferImpl final : public TransportOffer {
  public:
   TransportOfferImpl(std::shared_ptr<SlabPool> pool, ActorId reader, Stream stream)
       : pool_(std::move(pool)), reader_(std::move(reader)), stream_(stream) {}
-  ~TransportOfferImpl() override {
-    pool_->release(block_.lease);
-    pool_->deallocate(memory_, stream_);
-  }
+  ~TransportOfferImpl() override { pool_->deallocate(memory_, stream_); }
 
   Status write(RuntimeTable& runtime, DeviceHealth& health) {
     CALLBOARD_ASSIGN(nonce_, make_nonce());
@@ -39,6 +36,8 @@ class TransportOfferImpl final : public TransportOffer {
     CALLBOARD_TRY(current.status());
     CALLBOARD_TRY(health.note(runtime.memcpy_async(memory_, nonce_.data(), nonce_.size(), stream_), "cudaMemcpyAsync",
                               "the nonce of a transport test"));
+    // Only then it is certain that the nonce has been read, which may go with this object (CudaStream::copy says why).
+    CALLBOARD_TRY(health.note(runtime.stream_synchronize(stream_), "cudaStreamSynchronize"));
     CALLBOARD_ASSIGN(block_, pool_->lease(memory_, nonce_.size(), reader_, stream_, nullptr));
     return {};
   }
@@ -111,20 +110,6 @@ Result<Nonce> read_nonce(RuntimeTable& runtime, DeviceHealth& health, const Read
 }
 
 }  // namespace
-
-std::string_view transport_path_name(TransportPath path) {
-  switch (path) {
-    case TransportPath::kSameProcess:
-      return "same process";
-    case TransportPath::kIpc:
-      return "ipc";
-    case TransportPath::kPeer:
-      return "peer";
-    case TransportPath::kHostCopy:
-      return "host copy";
-  }
-  return "unknown";
-}
 
 Result<std::unique_ptr<TransportOffer>> TransportOffer::make(RuntimeTable& runtime,
                                                              std::shared_ptr<DeviceHealth> health,

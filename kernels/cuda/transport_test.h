@@ -4,7 +4,7 @@
 //
 //   exporter: offer()          a block with the nonce, leased to the reader
 //   reader:   answer_offer()   opens it as it would a result, waits for its event, copies, and says what it read
-//   exporter: judge()          compares, ends the lease; from then on its results go to that reader by `path`
+//   exporter: judge()          compares; from then on its results go to that reader by `path`
 #pragma once
 
 #include <array>
@@ -16,14 +16,6 @@
 #include "kernels/cuda/slab_reader.h"
 
 namespace callboard::kernels::cuda {
-
-enum class TransportPath : std::uint8_t {
-  kSameProcess,  ///< the address itself
-  kIpc,          ///< opened, same device
-  kPeer,         ///< opened, read from another device
-  kHostCopy,     ///< through host memory, since nothing better works; `reason` says why
-};
-std::string_view transport_path_name(TransportPath path);  ///< "same process", "ipc", "peer", "host copy"
 
 struct TransportVerdict {
   TransportPath path = TransportPath::kHostCopy;
@@ -40,7 +32,8 @@ struct TransportAnswer {
   std::string problem;                            ///< why it found nothing; empty otherwise
 };
 
-/// The exporter's half, for one reader. Ends its lease and gives its block back at the end. One thread.
+/// The exporter's half, for one reader. Gives its block back at the end, but not the lease on it: that is the reader's,
+/// which may look late, and ends when the reader gives it back or ends. One thread.
 class TransportOffer {
  public:
   virtual ~TransportOffer() = default;

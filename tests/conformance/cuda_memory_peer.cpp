@@ -1,5 +1,6 @@
-// The exporting process of the suite for CUDA memory. One command a line on stdin, one answer a line on stdout. Built
-// twice: over the fake runtime of the machine that is named as argument, and over the real one.
+// The exporting process of the suite for CUDA memory, and a second reader for it. One command a line on stdin, one
+// answer a line on stdout. Built twice: over the fake runtime of the machine that is named as argument, and over the
+// real one.
 #include <algorithm>
 #include <cstring>
 #include <iostream>
@@ -8,6 +9,7 @@
 #include <string>
 
 #include "kernels/cuda/slab_pool.h"
+#include "kernels/cuda/slab_reader.h"
 #include "kernels/cuda/transport_test.h"
 #include "tests/conformance/cuda_memory_text.h"
 #ifndef CALLBOARD_REAL_CUDA
@@ -69,7 +71,7 @@ struct Peer {
   }
 
   /// A result of so many bytes of one value.
-  std::string write(std::istream& in) {
+  std::string write(const ActorId& holder, std::istream& in) {
     std::size_t bytes = 0;
     int value = 0;
     in >> bytes >> value;
@@ -80,9 +82,27 @@ struct Peer {
     if (runtime->malloc_host(&source, bytes) != kSuccess) return "error pinned memory";
     std::memset(source, value, bytes);  // kept until this process ends
     if (runtime->memcpy_async(*memory, source, bytes, stream) != kSuccess) return "error copy";
-    auto handle = pool->lease(*memory, bytes, kReader, stream, {});
+    auto handle = pool->lease(*memory, bytes, holder, stream, {});
     pool->deallocate(*memory, stream);
     return handle ? to_text(*handle) : "error " + handle.error().message;
+  }
+
+  /// As the second reader: opens the block, reads its first byte and holds it until this process ends.
+  std::string open(std::istream& in) {
+    SlabReaderOptions options;
+    options.self = kSecondReader;
+    auto made = SlabReader::create(*runtime, health, options, [](const ActorId&, LeaseId) {});
+    if (!made) return "error " + made.error().message;
+    reader = std::move(*made);
+    std::string text;
+    std::getline(in >> std::ws, text);
+    auto opened = reader->open(from_text(text), stream);
+    if (!opened) return "error " + opened.error().message;
+    held = *opened;
+    char first = 0;
+    if (runtime->memcpy_async(&first, held->data(), 1, stream) != kSuccess) return "error copy";
+    if (runtime->stream_synchronize(stream) != kSuccess) return "error wait";
+    return "read " + std::string(1, first);
   }
 
   std::string offer() {
@@ -108,7 +128,10 @@ struct Peer {
     if (command == "hello") return hello();
     if (command == "slow") return slow();
     if (command == "go") return go();
-    if (command == "write") return write(in);
+    if (command == "write") return write(kReader, in);
+    if (command == "write_for_second") return write(kSecondReader, in);
+    if (command == "open") return open(in);
+    if (command == "second_gone") return std::to_string(pool->holder_gone(kSecondReader));
     if (command == "offer") return offer();
     if (command == "judge") return judge(in);
     if (command == "release") {
@@ -133,6 +156,8 @@ struct Peer {
   Stream stream = nullptr;
   std::shared_ptr<SlabPool> pool;
   std::unique_ptr<TransportOffer> offered;
+  std::unique_ptr<SlabReader> reader;
+  std::shared_ptr<ReadableBlock> held;
 };
 
 int run(const char* machine) {

@@ -125,6 +125,37 @@ inline void check_given_back(Exchange& exchange) {
   CHECK(exchange.ask("give_back") == "0 0 0");
 }
 
+inline void check_never_opened(Exchange& exchange) {
+  const auto give_back_unread = [&](const CudaIpcBlock& handle) {
+    CHECK(exchange.ask("release " + std::to_string(handle.lease)) == "ended");
+  };
+  give_back_unread(exchange.write(kLargeBytes, 'n'));
+  CHECK(exchange.ask("give_back") == "0 0 0");
+  // Beside one that was opened, it is that one's slab.
+  exchange.open(exchange.write(kLargeBytes, 'o')).reset();
+  exchange.settle();
+  give_back_unread(exchange.write(kLargeBytes, 'p'));
+  CHECK(exchange.ask("give_back") == "0 1 1");
+  exchange.settle(Clock::now() + std::chrono::minutes(1));
+  CHECK(exchange.ask("give_back") == "0 0 0");
+}
+
+/// A second reader holds one block and has another one on its way when it is killed.
+inline void check_reader_death(Exchange& exchange, const World& world) {
+  test::PeerProcess second(world.peer);
+  const std::string hello = second.ask("hello");
+  REQUIRE(hello.rfind("ok ", 0) == 0);
+  const std::string opened = exchange.ask("write_for_second " + std::to_string(kLargeBytes) + " 115");
+  CHECK(second.ask("open " + opened) == "read s");
+  const std::string on_its_way = exchange.ask("write_for_second " + std::to_string(kLargeBytes) + " 116");
+  REQUIRE(on_its_way.rfind("block ", 0) == 0);
+  CHECK(exchange.ask("give_back") == "2 1 1");
+  second.kill();
+  if (world.after_kill) world.after_kill(std::stoi(hello.substr(3)));
+  CHECK(exchange.ask("second_gone") == "3");
+  CHECK(exchange.ask("give_back") == "0 0 0");
+}
+
 inline void check_death(Exchange& exchange) {
   auto block = exchange.open(exchange.write(kLargeBytes, 'y'));
   const CudaIpcBlock later = exchange.write(kLargeBytes, 'z');
@@ -164,9 +195,11 @@ inline void check_nonce(Exchange& exchange, RuntimeTable& runtime) {
     suite::Exchange exchange(*world);                              \
     __VA_ARGS__;                                                   \
   }
-#define CALLBOARD_CUDA_MEMORY_SUITE()                                                                        \
-  CALLBOARD_CUDA_MEMORY_CASE("a reader waits for the writer", suite::check_order(exchange))                  \
-  CALLBOARD_CUDA_MEMORY_CASE("a hundred results, each with its own bytes", suite::check_rounds(exchange))    \
-  CALLBOARD_CUDA_MEMORY_CASE("a slab goes when its reader has closed it", suite::check_given_back(exchange)) \
-  CALLBOARD_CUDA_MEMORY_CASE("a killed exporter's blocks are lost", suite::check_death(exchange))            \
+#define CALLBOARD_CUDA_MEMORY_SUITE()                                                                              \
+  CALLBOARD_CUDA_MEMORY_CASE("a reader waits for the writer", suite::check_order(exchange))                        \
+  CALLBOARD_CUDA_MEMORY_CASE("a hundred results, each with its own bytes", suite::check_rounds(exchange))          \
+  CALLBOARD_CUDA_MEMORY_CASE("a slab goes when its reader has closed it", suite::check_given_back(exchange))       \
+  CALLBOARD_CUDA_MEMORY_CASE("a handle that was never opened leaves nothing", suite::check_never_opened(exchange)) \
+  CALLBOARD_CUDA_MEMORY_CASE("a killed reader leaves nothing", suite::check_reader_death(exchange, *world))        \
+  CALLBOARD_CUDA_MEMORY_CASE("a killed exporter's blocks are lost", suite::check_death(exchange))                  \
   CALLBOARD_CUDA_MEMORY_CASE("the nonce shows the way", suite::check_nonce(exchange, *world->runtime))

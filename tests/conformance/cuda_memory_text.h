@@ -11,6 +11,7 @@ namespace callboard::kernels::cuda::conformance {
 
 inline const ActorId kExporter{"cuda0", 1};
 inline const ActorId kReader{"client", 1};
+inline const ActorId kSecondReader{"second", 1};
 
 inline std::string to_hex(std::string_view bytes) {
   constexpr char kDigits[] = "0123456789abcdef";

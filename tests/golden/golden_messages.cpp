@@ -134,14 +134,18 @@ std::vector<GoldenPacket> devices() {
   add("fragment_loaded", FragmentLoaded{hash_of("program"), 1, std::nullopt, true, false, 4096, 8192}, kDevice0, 1);
   add("unload_fragments", UnloadFragments{hash_of("program")}, kCoordinator, 2);
   add("peer_moved", PeerMoved{{kDevice1, "ipc:///tmp/cb/cpu1.2"}}, kCoordinator, 3);
-  add("run_fragment", RunFragment{900, 2, hash_of("program"), 1, kClient, every_value(), {8, 128}, 4'990}, kCoordinator,
-      4);
+  add("run_fragment", RunFragment{900, 2, hash_of("program"), 1, kClient, every_value(), {8, 128}, 4'990, true},
+      kCoordinator, 4);
   add("fragment_finished", FragmentFinished{900, 2, 1, std::nullopt, every_value(), 4, 1'234'567}, kDevice0, 2);
   add("cancel_run", CancelRun{900, Error(ErrorCode::kCancelled, "the client gave up")}, kCoordinator, 5);
   add("device_query", DeviceQuery{1, "memory", "{}"}, kCoordinator, 6);
   add("device_reply", DeviceReply{1, std::nullopt, R"({"bytes":0})"}, kDevice0, 3);
   add("edge_values", EdgeValues{900, 2, 2, hash_of("program"), 0, 1, {{5, arena_tensor()}, {6, std::int64_t{3}}}},
       kDevice1, 1);
+  add("test_transport", TestTransport{3, std::get<CudaIpcBlock>(cuda_tensor().data)}, kDevice1, 3);
+  add("transport_tested", TransportTested{3, TransportPath::kPeer, std::string(32, '\x7f'), ""}, kDevice0, 4);
+  add("transport_chosen", TransportChosen{kDevice0, TransportPath::kHostCopy, "cpu0#3 takes host copies: it is alone"},
+      kDevice1, 4);
   add("release_leases", ReleaseLeases{kDevice0, {77, 78, 1u << 20}}, kDevice1, 2);
   return packets;
 }

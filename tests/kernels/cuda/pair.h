@@ -66,7 +66,7 @@ struct Reader : Side {
     auto made =
         SlabReader::create(*runtime, health, std::move(options), [this, &from](const ActorId& owner, LeaseId lease) {
           CHECK(owner == kExporter);
-          released.push_back(lease);
+          released.push_back(lease & ~kKeepsSlabOpen);
           if (deliver) from.pool->release(lease);
         });
     REQUIRE(made);

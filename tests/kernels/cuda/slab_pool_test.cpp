@@ -133,14 +133,65 @@ TEST_CASE("SP-3: a slab goes only when no block, no lease and no reader's mappin
   REQUIRE(exporter.pool->release_cached());
   CHECK(machine->allocations() == 1);
   CHECK(exporter.pool->holder_gone({"client", 1}) == 2);
-  CHECK(exporter.pool->release(handle.lease));
+  CHECK(exporter.pool->release(handle.lease | kKeepsSlabOpen));
   for (const LeaseInfo& lease : exporter.pool->leases()) CHECK(exporter.pool->release(lease.lease));
   REQUIRE(exporter.pool->release_cached());
-  CHECK(machine->allocations() == 1);  // the reader may have it open still
+  CHECK(machine->allocations() == 1);  // the reader has it open still
   CHECK(exporter.pool->release(handle.mapping));
   REQUIRE(exporter.pool->release_cached());
   CHECK(machine->allocations() == 0);
   CHECK(exporter.pool->stats().reserved_bytes == 0);
+}
+
+TEST_CASE("SP-3: a reader that opened nothing has no mapping when its last lease has ended, whoever gave that back") {
+  const auto machine = FakeMachine::create(1, 64 * kMiB);
+  Exporter exporter(machine);
+  std::byte* const block = exporter.allocate(2 * kMiB);
+  const CudaIpcBlock one = exporter.lease(block, 64);
+  const CudaIpcBlock two = exporter.lease(block, 64);
+  exporter.pool->deallocate(block, exporter.stream);
+  CHECK(exporter.pool->release(one.lease));
+  CHECK(exporter.pool->stats().mappings == 1);  // it may be about to open the other one
+  CHECK(exporter.pool->release(two.lease));
+  CHECK(exporter.pool->stats().mappings == 0);
+  CHECK_FALSE(exporter.pool->release(two.mapping));
+  REQUIRE(exporter.pool->release_cached());
+  CHECK(machine->allocations() == 0);
+}
+
+TEST_CASE("SP-3: a mapping ends when it is given back and no sooner, in whatever order leases come back") {
+  const auto machine = FakeMachine::create(1, 64 * kMiB);
+  Exporter exporter(machine);
+  std::byte* const block = exporter.allocate(2 * kMiB);
+  const CudaIpcBlock one = exporter.lease(block, 64);
+  const CudaIpcBlock two = exporter.lease(block, 64);
+  SECTION("kept open, then one that was not opened") {
+    CHECK(exporter.pool->release(one.lease | kKeepsSlabOpen));
+    CHECK(exporter.pool->release(two.lease));
+    CHECK(exporter.pool->stats().mappings == 1);
+    CHECK(exporter.pool->release(one.mapping));
+  }
+  SECTION("one that was not opened, then kept open") {
+    CHECK(exporter.pool->release(two.lease));
+    CHECK(exporter.pool->release(one.lease | kKeepsSlabOpen));
+    CHECK(exporter.pool->stats().mappings == 1);
+    CHECK(exporter.pool->release(one.mapping));
+  }
+  SECTION("closed before the last leases come back") {
+    CHECK(exporter.pool->release(one.mapping));
+    CHECK(exporter.pool->stats().mappings == 0);
+    CHECK(exporter.pool->release(one.lease | kKeepsSlabOpen));  // overtaken by its mapping's
+    CHECK(exporter.pool->release(two.lease));
+  }
+  SECTION("its process ends while it keeps the slab open and holds a lease") {
+    CHECK(exporter.pool->release(one.lease | kKeepsSlabOpen));
+    CHECK(exporter.pool->holder_gone(kReader) == 2);
+  }
+  CHECK(exporter.pool->stats().mappings == 0);
+  CHECK(exporter.pool->stats().leases == 0);
+  exporter.pool->deallocate(block, exporter.stream);
+  REQUIRE(exporter.pool->release_cached());
+  CHECK(machine->allocations() == 0);
 }
 
 TEST_CASE("a reader that closed the slab and comes back gets a new lease on its mapping") {
@@ -408,7 +459,7 @@ TEST_CASE("SP-1, SP-2: threads that allocate, lease and release never share memo
       std::this_thread::yield();
       if (exporter.runtime->memcpy_async(seen.data(), *block, seen.size(), stream) != kSuccess) ++wrong;
       if (exporter.runtime->stream_synchronize(stream) != kSuccess || seen != mark) ++wrong;
-      if (!handle || !exporter.pool->release(handle->lease)) ++wrong;
+      if (!handle || !exporter.pool->release(handle->lease | kKeepsSlabOpen)) ++wrong;
       if (round % 16 == 0 && !exporter.pool->trim()) ++wrong;
     }
   };

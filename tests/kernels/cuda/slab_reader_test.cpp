@@ -143,6 +143,31 @@ TEST_CASE("SR-3: a handle on its way while its mapping's lease ends is closed wi
   CHECK(exchange.reader.runtime->open_mappings() == 1);
 }
 
+TEST_CASE("SP-3, SR-3: with every lease that a reader gives back the exporter knows whether the slab stays open") {
+  SlabReaderOptions options;
+  options.idle_slabs_max = 0;  // closed as soon as nothing of it is held
+  Exchange keeps;
+  Exchange closes(options);
+  for (Exchange* exchange : {&keeps, &closes}) {
+    const bool stays = exchange == &keeps;
+    auto first = exchange->opened(exchange->lease());
+    exchange->opened(exchange->lease()).reset();
+    REQUIRE(exchange->reader.reader->poll(Clock::now()));
+    CHECK(exchange->exporter.pool->stats().mappings == 1);
+    // One that somebody else gives back for the reader changes nothing.
+    CHECK(exchange->exporter.pool->release(exchange->lease().lease));
+    CHECK(exchange->exporter.pool->stats().mappings == 1);
+    first.reset();
+    REQUIRE(exchange->reader.reader->poll(Clock::now()));
+    CHECK(exchange->reader.runtime->open_mappings() == (stays ? 1 : 0));
+    CHECK(exchange->exporter.pool->stats().mappings == (stays ? 1 : 0));
+    exchange->exporter.pool->deallocate(exchange->block, exchange->exporter.stream);
+    REQUIRE(exchange->exporter.pool->release_cached());
+    CHECK(exchange->machine->allocations() == (stays ? 1 : 0));
+    CHECK(exchange->machine->violations() == 0);
+  }
+}
+
 TEST_CASE("SR-3: a slab that cannot be closed keeps its mapping's lease, and is tried again") {
   Exchange exchange;
   exchange.opened(exchange.lease()).reset();
@@ -223,8 +248,11 @@ TEST_CASE("SR-4: a lease is released once, also when its handle cannot be used")
   CHECK(opened.error().code == expected);
   CHECK(std::count(exchange.reader.released.begin(), exchange.reader.released.end(), handle.lease) == 1);
   CHECK(exchange.exporter.pool->stats().leases == 0);
+  // The books hold what is open here, no more and no less.
+  CHECK(exchange.exporter.pool->stats().mappings == exchange.reader.runtime->open_mappings());
   REQUIRE(exchange.reader.reader->poll(Clock::now() + std::chrono::seconds(6)));
   CHECK(exchange.reader.runtime->open_mappings() == 0);
+  CHECK(exchange.exporter.pool->stats().mappings == 0);
 }
 
 TEST_CASE("SR-5, R5: blocks of an exporter that died are lost, open ones too, and nothing stays open") {
@@ -295,6 +323,7 @@ TEST_CASE("a handle of our own is an address, with the same order and lease") {
   CHECK(exporter.runtime->queued(other) == 0);
   block->reset();
   CHECK(released == std::vector<LeaseId>{handle.lease});
+  CHECK(exporter.pool->stats().mappings == 0);  // nothing was opened
   CHECK(exporter.runtime->calls(Call::kIpcOpenMemory) == 0);
   CHECK(code_of((*reader)->open(handle, other)) == ErrorCode::kTensorLost);
   handle = exporter.lease(memory, 64, {}, kExporter);

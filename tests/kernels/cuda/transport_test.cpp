@@ -148,6 +148,30 @@ TEST_CASE("a staged copy comes after what its stream had queued, and meets its d
   CHECK(back == pattern(3'000));
 }
 
+TEST_CASE(
+    "small copies to the device wait for nothing until two buffers are full of them, and read their source at once") {
+  Staged staged;
+  constexpr std::size_t kBytes = 100;
+  constexpr std::size_t kApart = 128;                                          // as they are aligned
+  constexpr std::size_t kRoom = 2 * (1 + (Staged::kChunk - kBytes) / kApart);  // in both buffers
+  staged.exporter.runtime->hold(staged.exporter.stream);
+  const auto send = [&](std::size_t number) {
+    std::string sent(kBytes, static_cast<char>('a' + number));
+    const Status queued = staged.staging->to_device(staged.device + number * kBytes, sent.data(), kBytes, Clock::now());
+    std::fill(sent.begin(), sent.end(), '!');
+    return queued;
+  };
+  for (std::size_t i = 0; i < kRoom; ++i) REQUIRE(send(i));
+  CHECK(code_of(send(kRoom)) == ErrorCode::kDeadlineExceeded);
+  staged.exporter.runtime->run(staged.exporter.stream);
+  REQUIRE(send(kRoom));
+  for (std::size_t i = 0; i <= kRoom; ++i) {
+    std::string back(kBytes, '?');
+    REQUIRE(staged.staging->to_host(back.data(), staged.device + i * kBytes, kBytes, kNever));
+    CHECK(back == std::string(kBytes, static_cast<char>('a' + i)));
+  }
+}
+
 TEST_CASE("a call that fails in a staged copy is typed, and the next copy is right") {
   const auto [call, code, expected] = GENERATE(table<Call, Code, ErrorCode>({
       {Call::kMallocHost, 2, ErrorCode::kOutOfMemory},
