@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from callboard._native import list_clusters
     from callboard.cluster import Cluster, connect, empty
     from callboard.future import TensorFuture
+    from callboard.kernels import kernel
     from callboard.program import Plan, Program
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "connect",
     "empty",
     "errors",
+    "kernel",
     "launch",
     "list_clusters",
 ]
@@ -43,6 +45,7 @@ _WHERE = {
     "TensorFuture": "callboard.future",
     "connect": "callboard.cluster",
     "empty": "callboard.cluster",
+    "kernel": "callboard.kernels",
     "launch": "callboard._launch",
     "list_clusters": "callboard._native",
 }
