@@ -32,6 +32,16 @@ bool is_plain(const c10::TensorImpl& tensor) {
   return tensor.device().is_cpu() && tensor.layout() == c10::kStrided && !tensor.is_conj() && !tensor.is_neg();
 }
 
+/// A Python number that promotes to the tensor's dtype: 2 and 2.0 with floating point, 2 with integers.
+bool is_lesser_number(const c10::TensorImpl& number, const c10::TensorImpl& tensor) {
+  if (!number.is_wrapped_number()) return false;
+  const auto kind = [](const c10::TensorImpl& of) {
+    const c10::ScalarType type = c10::typeMetaToScalarType(of.dtype());
+    return c10::isComplexType(type) ? 3 : c10::isFloatingType(type) ? 2 : type == c10::kBool ? 0 : 1;
+  };
+  return kind(number) <= kind(tensor);
+}
+
 /// One strong reference, and no weak one but that which all strong ones share.
 bool is_only_reference(c10::StorageImpl* memory) {
   auto borrowed = c10::intrusive_ptr<c10::StorageImpl>::reclaim(memory);
@@ -87,13 +97,16 @@ bool may_overwrite_first(const torch::jit::Stack& stack, std::size_t count, c10:
   const c10::TensorImpl& first = *arguments[0].unsafeToTensorImpl();
   if (first.dtype() != c10::scalarTypeToTypeMeta(result) || !is_alone(arguments[0], first)) return false;
   if (!is_plain(first) || first.numel() == 0 || !has_default_strides(first)) return false;
+  // A number as the first operand (torch.mul(n, x)) is a tensor that promotes as a number: the result must not.
+  if (first.is_wrapped_number()) return false;
   for (std::size_t i = 1; i < count; ++i) {
     if (!arguments[i].isTensor()) {
       if (arguments[i].isList()) return false;
       continue;
     }
     const c10::TensorImpl& other = *arguments[i].unsafeToTensorImpl();
-    if (other.dtype() != first.dtype() || !is_plain(other)) return false;
+    if (!is_plain(other)) return false;
+    if (other.dtype() != first.dtype() && !is_lesser_number(other, first)) return false;
     // With an operand to be spread, LibTorch sorts dimensions by strides, and one of size 1 may get another one.
     if (other.dim() == 0 ? first.dim() > 0 && has_dimension_of_one(first)
                          : other.sizes() != first.sizes() || !other.is_contiguous()) {

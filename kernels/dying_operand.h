@@ -21,7 +21,8 @@ std::optional<c10::OperatorHandle> in_place_form(const c10::OperatorHandle& op);
 ///     no export under way, not what the run was given or keeps: constants, state);
 ///   - that memory came from the allocator and is no larger than the tensor;
 ///   - the result has the same sizes, dtype `result` and, to the last one, the same strides: all tensors contiguous and
-///     of one dtype, each with the first one's sizes or with no dimensions.
+///     of one dtype (Python numbers may be of a lesser one), each with the first one's sizes or with no dimensions;
+///   - the first one is not a number made a tensor (n of `torch.mul(n, x)`), which promotes less than its result does.
 /// Cost: some loads of what the operator reads anyway.
 bool may_overwrite_first(const torch::jit::Stack& stack, std::size_t count, c10::ScalarType result);
 

@@ -541,11 +541,13 @@ void DeviceActor::beat() {
 }
 
 void DeviceActor::trim() {
-  // Only after a whole interval without work: between two requests, warm pages are worth more than free ones.
+  // All only after a whole interval without work: between two requests, warm pages are worth more than free ones.
   const std::uint64_t finished = runtime_->load_now().finished;
   if (finished == finished_at_trim_) {
     arena_->trim();
     runtime_->trim();
+  } else {
+    arena_->trim_unused();
   }
   finished_at_trim_ = finished;
   loop_->in(kTrimInterval, [this] { trim(); });

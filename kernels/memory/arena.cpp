@@ -78,6 +78,7 @@ class ArenaImpl final : public Arena {
   bool release(LeaseId lease) noexcept override;
   std::size_t holder_gone(const ActorId& holder) noexcept override;
   void trim() override;
+  void trim_unused() override;
   ArenaStats stats() const override;
   std::vector<LeaseInfo> leases() const override;
   void fork_prepare() noexcept override { mutex_.lock(); }
@@ -130,6 +131,7 @@ class ArenaImpl final : public Arena {
   std::uint64_t in_use_ = 0;
   std::uint64_t leased_ = 0;
   std::uint64_t peak_ = 0;
+  std::uint64_t recent_peak_ = 0;  // since the last trim_unused()
 };
 
 // -- bookkeeping under the lock
@@ -179,6 +181,7 @@ void ArenaImpl::add_block_locked(SegmentRecord& segment, const Extent& extent) {
   segment.blocks.emplace(extent.first, Block{extent.pages});
   in_use_ += extent.pages * page_bytes();
   peak_ = std::max(peak_, in_use_);
+  recent_peak_ = std::max(recent_peak_, in_use_);
 }
 
 void ArenaImpl::end_block_locked(SegmentRecord& segment, std::map<std::uint64_t, Block>::iterator block, bool warm) {
@@ -430,6 +433,19 @@ void ArenaImpl::trim() {
   std::unique_lock growth(growth_, std::try_to_lock);
   if (!growth) return;  // it is growing: nothing is idle
   give_back_growing({.spare_bytes = options_.spare_bytes, .keep_one = true});
+}
+
+void ArenaImpl::trim_unused() {
+  if (forked_.load(std::memory_order_relaxed)) return;
+  std::unique_lock growth(growth_, std::try_to_lock);
+  if (!growth) return;
+  std::uint64_t wanted_again = 0;
+  {
+    std::lock_guard lock(mutex_);
+    wanted_again = recent_peak_ - std::min(recent_peak_, in_use_);
+    recent_peak_ = in_use_;
+  }
+  give_back_growing({.spare_bytes = std::max(options_.spare_bytes, wanted_again), .keep_one = true});
 }
 
 // -- leases

@@ -94,6 +94,9 @@ class Arena {
 
   /// Gives back what is free beyond `spare_bytes` now. Called by the owner's loop when idle.
   virtual void trim() = 0;
+  /// Of a busy owner, at intervals: gives back what was not in use at any moment since the last call, beyond
+  /// `spare_bytes`. So a peak does not stay as long as there is work, and work that repeats finds its pages warm.
+  virtual void trim_unused() = 0;
   virtual ArenaStats stats() const = 0;
   virtual std::vector<LeaseInfo> leases() const = 0;
 

@@ -22,6 +22,7 @@
 #include <ATen/ops/tanh.h>
 #include <c10/core/InferenceMode.h>
 
+#include "kernels/tensor_convert.h"
 #include "tests/kernels/support/test_device.h"
 #include "tests/support/test.h"
 
@@ -125,7 +126,8 @@ TEST_CASE("the in-place form of every pointwise operator gives the same bits and
     if (!op) continue;
     const auto in_place = in_place_form(*op);
     if (!in_place) continue;
-    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kLong, at::kBool}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kComplexFloat, at::kByte,
+                                       at::kInt, at::kLong, at::kBool}) {
       for (const std::vector<std::int64_t>& sizes :
            std::vector<std::vector<std::int64_t>>{{1}, {3, 5}, {2, 1, 37}, {1, 64}, {130, 257}, {}}) {
         for (const bool spread : {false, true}) {
@@ -175,6 +177,51 @@ TEST_CASE("an operand is overwritten only by a result of its own shape, strides 
   CHECK_FALSE(may_overwrite(at::rand({4, 1}).t(), at::rand({1, 4})));   // contiguous, though with strides (1, 1)
   CHECK_FALSE(may_overwrite(at::rand({0}), at::rand({0})));
   CHECK(may_overwrite(at::ones({4}, at::kLong), at::ones({4}, at::kLong), at::kLong));
+}
+
+TEST_CASE("a number as the other operand goes by its kind") {
+  const auto number = [](const c10::Scalar& value, at::ScalarType dtype) {
+    at::Tensor tensor = at::full({}, value, dtype);
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
+    return tensor;
+  };
+  CHECK(may_overwrite(at::rand({4}), number(0.1, at::kDouble)));
+  CHECK(may_overwrite(at::rand({4}), number(2, at::kLong)));
+  CHECK(may_overwrite(at::ones({4}, at::kByte), number(2, at::kLong), at::kByte));
+  CHECK_FALSE(may_overwrite(at::ones({4}, at::kLong), number(0.5, at::kDouble), at::kLong));
+  CHECK_FALSE(may_overwrite(at::ones({4}, at::kBool), number(2, at::kLong), at::kBool));
+  CHECK_FALSE(may_overwrite(at::rand({4}), at::full({}, 0.1, at::kDouble)));  // no number, a tensor
+  for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kBFloat16, at::kDouble}) {
+    const ValueSpec spec = tensor_spec(dtype_of(dtype).value(), {37});
+    FragmentMaker maker(std::string("numbers ") + c10::toString(dtype));
+    const ValueId x = maker.input(spec);
+    const ValueId shifted = maker.node("aten::add.Tensor", {value(x), 1}, {}, spec);
+    maker.output(maker.node("aten::mul.Tensor", {value(shifted), 0.1}, {}, spec));
+    const at::Tensor given = random_of(dtype, {37});
+    CHECK(identical(TestDevice().result(maker.build(), {given}), at::mul(at::add(given, 1), 0.1)));
+  }
+}
+
+TEST_CASE("a number made a tensor is not overwritten: its result would promote as a number") {
+  at::Tensor number = at::full({}, 3, at::kLong);
+  number.unsafeGetTensorImpl()->set_wrapped_number(true);
+  CHECK_FALSE(may_overwrite(std::move(number), at::full({}, 2, at::kLong), at::kLong));
+  CHECK(may_overwrite(at::full({}, 3, at::kLong), at::full({}, 2, at::kLong), at::kLong));
+
+  FragmentMaker maker("number first");
+  maker.symbol("s0", 1, 64);
+  const ValueSpec rows{"x", ValueKind::kTensor, DType::kInt64, std::vector<Expr>{Expr::symbol(0)}};
+  const ValueSpec whole = tensor_spec(DType::kInt64, {});
+  const ValueSpec half = tensor_spec(DType::kInt32, {});
+  const ValueId x = maker.input(rows);
+  const ValueId y = maker.input(half);
+  const ValueId sum = maker.node("aten::sum", {value(x)}, {}, whole);
+  const ValueId product = maker.node("aten::mul.Tensor", {ArgSymbol{Expr::symbol(0)}, value(sum)}, {}, whole);
+  maker.output(maker.node("aten::add.Tensor", {value(product), value(y)}, {}, whole));
+  const Fragment fragment = maker.build();
+  TestDevice device;
+  const at::Tensor small = at::full({}, 7, at::kInt);
+  CHECK(identical(device.result(fragment, {at::ones({5}, at::kLong), small}, {5}), at::full({}, 32, at::kLong)));
 }
 
 TEST_CASE("a chain that overwrites changes neither inputs, constants, kept values nor the next run") {

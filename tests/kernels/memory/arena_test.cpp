@@ -336,6 +336,26 @@ TEST_CASE("trim gives back what is free beyond the spare pages and keeps what is
   REQUIRE(arena.stats().resident_bytes == kMiB);
 }
 
+TEST_CASE("a busy arena gives a peak back, and keeps what its work uses again and again") {
+  Arena& arena = *make_arena({.segment_bytes = 4 * kMiB, .spare_bytes = kMiB});
+  const auto work = [&] { arena.deallocate(allocate(arena, 8 * kMiB)); };
+  std::byte* used = allocate(arena, 2 * kMiB);
+  std::byte* large = allocate(arena, 64 * kMiB);
+  arena.deallocate(large);
+  work();
+  arena.trim_unused();  // the peak was in this interval
+  REQUIRE(arena.stats().resident_bytes >= 66 * kMiB);
+  for (int interval = 0; interval < 3; ++interval) {
+    work();
+    arena.trim_unused();
+    REQUIRE(arena.stats().resident_bytes >= 10 * kMiB);
+    REQUIRE(arena.stats().resident_bytes <= 16 * kMiB);
+  }
+  arena.trim_unused();  // nothing was used in this one
+  REQUIRE(arena.stats().resident_bytes == 3 * kMiB);
+  arena.deallocate(used);
+}
+
 TEST_CASE("a small block does not settle in a large block's segment while there is room elsewhere") {
   Arena& arena = *make_arena({.segment_bytes = 4 * kMiB, .spare_bytes = 0});
   std::byte* large = allocate(arena, 64 * kMiB);
