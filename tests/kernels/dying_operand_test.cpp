@@ -195,7 +195,7 @@ TEST_CASE("a number as the other operand goes by its kind") {
     const ValueSpec spec = tensor_spec(dtype_of(dtype).value(), {37});
     FragmentMaker maker(std::string("numbers ") + c10::toString(dtype));
     const ValueId x = maker.input(spec);
-    const ValueId shifted = maker.node("aten::add.Tensor", {value(x), 1}, {}, spec);
+    const ValueId shifted = maker.node("aten::add.Tensor", {value(x), std::int64_t{1}}, {}, spec);
     maker.output(maker.node("aten::mul.Tensor", {value(shifted), 0.1}, {}, spec));
     const at::Tensor given = random_of(dtype, {37});
     CHECK(identical(TestDevice().result(maker.build(), {given}), at::mul(at::add(given, 1), 0.1)));

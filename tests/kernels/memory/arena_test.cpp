@@ -337,7 +337,7 @@ TEST_CASE("trim gives back what is free beyond the spare pages and keeps what is
 }
 
 TEST_CASE("a busy arena gives a peak back, and keeps what its work uses again and again") {
-  Arena& arena = *make_arena({.segment_bytes = 4 * kMiB, .spare_bytes = kMiB});
+  Arena& arena = *make_arena({.segment_bytes = 16 * kMiB, .spare_bytes = kMiB});
   const auto work = [&] { arena.deallocate(allocate(arena, 8 * kMiB)); };
   std::byte* used = allocate(arena, 2 * kMiB);
   std::byte* large = allocate(arena, 64 * kMiB);
@@ -345,6 +345,10 @@ TEST_CASE("a busy arena gives a peak back, and keeps what its work uses again an
   work();
   arena.trim_unused();  // the peak was in this interval
   REQUIRE(arena.stats().resident_bytes >= 66 * kMiB);
+  work();
+  arena.trim_unused();
+  REQUIRE(arena.stats().resident_bytes <= 16 * kMiB);
+  work();  // where nothing of the peak is left
   for (int interval = 0; interval < 3; ++interval) {
     work();
     arena.trim_unused();
