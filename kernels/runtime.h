@@ -75,6 +75,7 @@ struct RunOrder {
   std::vector<std::int64_t> symbols;
   TimePoint deadline = kNever;        ///< checked between kernels
   ActorId client;                     ///< lease holder for outputs that go to the client
+  bool client_reads_device = false;   ///< it can open the memory of this device
   std::vector<ActorId> edge_holders;  ///< lease holder for each edge, in order of outputs and their edges
 };
 

@@ -35,7 +35,10 @@ CoordinatorOptions core_options(const CoordinatorProcessOptions& options) {
   core.self = ActorId{"coordinator", options.epoch};
   core.cluster = config.name;
   core.epoch = options.epoch;
-  for (const config::DeviceConfig& device : config.devices) core.devices.push_back({device.name, device.memory_limit});
+  for (const config::DeviceConfig& device : config.devices) {
+    core.devices.push_back({device.name, device.memory_limit, device.kind != "cpu", device.output_device != "cpu",
+                            device.output_device == "cuda_only"});
+  }
   core.default_deadline = config.limits.deadline;
   core.beat_interval = config.heartbeat.interval;
   core.beat_dead = config.heartbeat.dead;

@@ -136,6 +136,9 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
       if (refused) runs_.refuse_broken();
       return;
     }
+    if (auto* chosen = std::get_if<TransportChosen>(&message)) {
+      return members_.transport_chosen(*members_.joined_device(from), std::move(*chosen));
+    }
     if (auto* reply = std::get_if<DeviceReply>(&message)) return desk_.device_reply(from, std::move(*reply));
     if (!std::holds_alternative<Beat>(message)) unexpected(from, message);
   }

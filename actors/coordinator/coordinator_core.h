@@ -37,6 +37,11 @@ struct CoordinatorOptions {
   struct Device {
     std::string name;
     std::uint64_t memory_limit = 0;  ///< 0: unknown
+    /// Not the host's: devices that have such find out the way to each other before the first program needs it.
+    bool own_memory = false;
+    /// Results for clients lie on its GPU where the client sees it, and with the second nowhere else.
+    bool results_on_gpu = false;
+    bool results_on_gpu_only = false;
   };
   std::vector<Device> devices;  ///< expected; the cluster is ready when all are
   Duration default_deadline = std::chrono::seconds(120);

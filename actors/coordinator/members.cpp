@@ -3,12 +3,25 @@
 #include <algorithm>
 #include <csignal>
 
+#include <nlohmann/json.hpp>
+
 #include "actors/coordinator/text.h"
 
 namespace callboard::actors {
 namespace {
 
 constexpr std::uint64_t kEdgeShare = 4;  // of a device's memory, for values that wait for other devices
+constexpr std::size_t kClientGpusMax = 64;
+
+/// What a peer sent may be anything; then nothing is known of it.
+nlohmann::json described(const std::string& description) {
+  nlohmann::json parsed = nlohmann::json::parse(description, nullptr, false);
+  return parsed.is_object() ? parsed : nlohmann::json::object();
+}
+std::string text_in(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
 
 }  // namespace
 
@@ -34,6 +47,9 @@ Members::Members(CoreContext& context) : context_(context) {
     Device device;
     device.name = option.name;
     device.memory_limit = option.memory_limit;
+    device.own_memory = option.own_memory;
+    device.results_on_gpu = option.results_on_gpu;
+    device.results_on_gpu_only = option.results_on_gpu_only;
     device.id.name = option.name;
     const std::uint64_t share = option.memory_limit != 0 ? option.memory_limit / kEdgeShare : limits::kEdgeBytes;
     device.edge_bytes_max = context.options.edge_bytes != 0 ? context.options.edge_bytes : share;
@@ -110,10 +126,12 @@ std::optional<DeviceLoss> Members::device_joined(DeviceIndex index, const Hello&
   device.pid = hello.pid;
   device.endpoint = hello.endpoint;
   device.description = hello.description;
+  device.gpu = text_in(described(hello.description), "gpu");
   device.beat = Beat{};
   device.last_seen = now;
   device.report_due = kNever;
   device.loss.reset();
+  device.transports.clear();
   device.in_flight = 0;
   device.held_bytes = 0;
   ++device.starts;
@@ -125,6 +143,12 @@ void Members::set_ready(DeviceIndex index) {
   device.state = DeviceState::kReady;
   context_.log(log::Level::kInfo, "device_ready", device.id.to_string() + " pid=" + std::to_string(device.pid));
   tell_clients(device.id, "ready", std::nullopt);
+}
+
+void Members::transport_chosen(DeviceIndex index, TransportChosen chosen) {
+  if (!find_device(chosen.reader.name)) return;  // so that the table has its bound
+  std::string reader = chosen.reader.name;
+  devices_[index].transports[std::move(reader)] = std::move(chosen);
 }
 
 bool Members::all_ready() const {
@@ -223,16 +247,24 @@ std::vector<ActorId> Members::silent(TimePoint now) const {
   return result;
 }
 
-Client* Members::find_client(const ActorId& id) {
+ClientMember* Members::find_client(const ActorId& id) {
   const auto found = clients_.find(id);
   return found == clients_.end() ? nullptr : &found->second;
 }
 
 void Members::client_joined(const Hello& hello, TimePoint now) {
-  Client& client = clients_[hello.who];
+  ClientMember& client = clients_[hello.who];
   client.id = hello.who;
   client.pid = hello.pid;
   client.description = hello.description;
+  client.gpus.clear();
+  const nlohmann::json known = described(hello.description);
+  client.why_no_gpu = text_in(known, "why_no_gpu");
+  if (const auto gpus = known.find("gpus"); gpus != known.end() && gpus->is_array()) {
+    for (const auto& gpu : *gpus) {
+      if (gpu.is_string() && client.gpus.size() < kClientGpusMax) client.gpus.insert(gpu.get<std::string>());
+    }
+  }
   client.last_seen = now;
 }
 
@@ -241,7 +273,7 @@ void Members::seen(const ActorId& who, const Message& message, TimePoint now) {
   if (const auto index = joined_device(who)) {
     devices_[*index].last_seen = now;
     if (beat != nullptr) devices_[*index].beat = *beat;
-  } else if (Client* client = find_client(who)) {
+  } else if (ClientMember* client = find_client(who)) {
     client->last_seen = now;
   }
 }

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -42,16 +43,29 @@ struct Device {
   std::optional<Error> last_exit;
   std::size_t in_flight = 0;  ///< fragments sent to `id` and not answered
   std::uint64_t edge_bytes_max = 0;
+  bool own_memory = false;
+  bool results_on_gpu = false;
+  bool results_on_gpu_only = false;
+  std::string gpu;                                    ///< UUID from its description; empty: none
+  std::map<std::string, TransportChosen> transports;  ///< how `id` hands its results on, by the reader's name
   std::uint64_t held_bytes = 0;  ///< credit taken by runs on `id`: what it may keep for other devices
 };
 
-struct Client {
+/// Not `Client`: that is the C++ client's, and one program has both.
+struct ClientMember {
   ActorId id;
   std::int64_t pid = 0;
   std::string description;
+  std::set<std::string> gpus;  ///< UUIDs of those whose memory it can open
+  std::string why_no_gpu;      ///< where there are none, as it says
   TimePoint last_seen;
   std::map<RequestSeq, RunId> requests;  ///< accepted and not quiesced
 };
+
+/// Can results for this client be left where the device made them?
+inline bool reads_device(const ClientMember& client, const Device& device) {
+  return device.results_on_gpu && !device.gpu.empty() && client.gpus.count(device.gpu) != 0;
+}
 
 /// Something that happened to a device, for programs and runs to act on.
 struct DeviceLoss {
@@ -79,6 +93,7 @@ class Members {
   /// Takes a Hello that admit() accepted. A loss comes back if the one before it was never reported as ended.
   std::optional<DeviceLoss> device_joined(DeviceIndex index, const Hello& hello, TimePoint now);
   void set_ready(DeviceIndex index);
+  void transport_chosen(DeviceIndex index, TransportChosen chosen);
   bool all_ready() const;
 
   /// The link to a joined device is gone; its exit report gets exit_report_wait to come.
@@ -91,9 +106,9 @@ class Members {
   std::vector<ActorId> silent(TimePoint now) const;
 
   // -- clients and node
-  std::map<ActorId, Client>& clients() { return clients_; }
-  const std::map<ActorId, Client>& clients() const { return clients_; }
-  Client* find_client(const ActorId& id);
+  std::map<ActorId, ClientMember>& clients() { return clients_; }
+  const std::map<ActorId, ClientMember>& clients() const { return clients_; }
+  ClientMember* find_client(const ActorId& id);
   void client_joined(const Hello& hello, TimePoint now);
   const std::optional<ActorId>& node() const { return node_; }
   void set_node(std::optional<ActorId> node) { node_ = std::move(node); }
@@ -111,7 +126,7 @@ class Members {
   CoreContext& context_;
   std::vector<Device> devices_;
   std::map<std::string, DeviceIndex> by_name_;
-  std::map<ActorId, Client> clients_;
+  std::map<ActorId, ClientMember> clients_;
   std::optional<ActorId> node_;
   std::uint64_t beats_ = 0;
 };

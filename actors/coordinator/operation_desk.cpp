@@ -112,7 +112,7 @@ Result<std::optional<std::string>> OperationDesk::shutdown(const OperationCall& 
 
 Result<std::optional<std::string>> OperationDesk::cancel(const OperationCall& call) {
   CALLBOARD_ASSIGN(const ActorId who, ActorId::parse(call.text("client")));
-  const Client* client = members_.find_client(who);
+  const ClientMember* client = members_.find_client(who);
   const auto request = static_cast<RequestSeq>(call.integer("request", 0));
   if (client == nullptr || client->requests.count(request) == 0) {
     return fail(ErrorCode::kUsage, "there is no request " + std::to_string(request) + " of client " + who.to_string(),

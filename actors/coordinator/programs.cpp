@@ -201,6 +201,22 @@ Program* Programs::find(const ActorId& client, const ContentHash& hash) {
   return found->second.get();
 }
 
+std::optional<Error> Programs::unreadable_results(const ClientMember& client, const Program& program) const {
+  for (std::size_t i = 0; i < program.fragments.size(); ++i) {
+    const Device& device = members_.device(program.fragments[i].device);
+    // One without a GPU's number is not there now: who it is then is asked of the next one.
+    if (!device.results_on_gpu_only || device.gpu.empty() || reads_device(client, device)) continue;
+    const auto& outputs = program.plan.fragments[i].outputs;
+    if (std::none_of(outputs.begin(), outputs.end(), [](const auto& output) { return output.to_client; })) continue;
+    const std::string why = client.why_no_gpu.empty() ? "it has not asked for any" : client.why_no_gpu;
+    return Error(ErrorCode::kUnsupported,
+                 "results of device '" + device.name + "' stay on " + device.gpu + " (output_device: cuda_only), and " +
+                     client.id.to_string() + " cannot open its memory" + (client.gpus.empty() ? ": " + why : ""),
+                 "set output_device to cuda or cpu, or give the client that GPU (CUDA_VISIBLE_DEVICES)");
+  }
+  return std::nullopt;
+}
+
 // -- devices ----------------------------------------------------------------------------------------------------------
 
 void Programs::send_load(Program& program, std::uint32_t fragment) {
@@ -231,9 +247,10 @@ void Programs::send_loads(Program& program, DeviceIndex device) {
 void Programs::device_joined(DeviceIndex device) {
   const Device& member = members_.device(device);
   for (const Device& other : members_.devices()) {
-    if (other.joined && other.name != member.name) {
-      context_.send(other.id, PeerMoved{{member.id, member.endpoint}});
-    }
+    if (!other.joined || other.name == member.name) continue;
+    context_.send(other.id, PeerMoved{{member.id, member.endpoint}});
+    // Those with memory of their own test the way to each other, in both directions.
+    if (other.own_memory && member.own_memory) context_.send(member.id, PeerMoved{{other.id, other.endpoint}});
   }
   for (auto& [hash, program] : programs_) {
     program->to_reset.erase(device);  // it starts from the initial values anyway

@@ -95,6 +95,8 @@ class Programs {
 
   /// The program if this client has loaded it.
   Program* find(const ActorId& client, const ContentHash& hash);
+  /// Where the cluster file insists on results that this client cannot open.
+  std::optional<Error> unreadable_results(const ClientMember& client, const Program& program) const;
   void run_added(Program& program) { ++program.runs; }
   void run_sent(Program& program) { ++program.runs_sent; }
   void run_ended(Program& program, bool was_sent);

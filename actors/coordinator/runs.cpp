@@ -38,7 +38,7 @@ bool may_still_read(const RunSlot& slot) {
 // -- clients' orders --------------------------------------------------------------------------------------------------
 
 void Runs::submit(const ActorId& client_id, Submit order, TimePoint now) {
-  Client* client = members_.find_client(client_id);
+  ClientMember* client = members_.find_client(client_id);
   if (client == nullptr) return;
   if (client->requests.count(order.request) != 0) {
     // Its outcome is on the way: a second one would break CO-1.
@@ -77,7 +77,7 @@ void Runs::submit(const ActorId& client_id, Submit order, TimePoint now) {
   }
 }
 
-std::optional<Error> Runs::objection(const Client& client, const Program* program, const Submit& order) const {
+std::optional<Error> Runs::objection(const ClientMember& client, const Program* program, const Submit& order) const {
   if (context_.stopping) return Error(ErrorCode::kActorUnavailable, "the cluster is shutting down");
   if (program == nullptr) {
     return Error(ErrorCode::kProgramUnknown,
@@ -115,7 +115,7 @@ std::optional<Error> Runs::objection(const Client& client, const Program* progra
     return error;
   }
   if (const Error* why = program->broken()) return broken_error(*program, *why);
-  return std::nullopt;
+  return programs_.unreadable_results(client, *program);
 }
 
 Error Runs::broken_error(const Program& program, const Error& why) {
@@ -135,7 +135,7 @@ void Runs::reject(const ActorId& client, RequestSeq request, Error error) {
 }
 
 void Runs::cancel(const ActorId& client_id, RequestSeq request) {
-  const Client* client = members_.find_client(client_id);
+  const ClientMember* client = members_.find_client(client_id);
   if (client == nullptr) return;
   const auto found = client->requests.find(request);
   if (found == client->requests.end() || runs_.at(found->second).phase == RunPhase::kEnding) return;
@@ -237,6 +237,7 @@ void Runs::send(Run& run, TimePoint now) {
   take_credit(run);
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(run.deadline - now).count();
   const std::size_t count = run.program->fragments.size();
+  const ClientMember* client = members_.find_client(run.client);
   run.slots.reserve(count);
   for (std::uint32_t i = 0; i < count; ++i) {
     const FragmentRecord& record = run.program->fragments[i];
@@ -257,6 +258,7 @@ void Runs::send(Run& run, TimePoint now) {
     }
     order.symbols = run.symbols;
     order.deadline_ms = std::max<std::int64_t>(left, 1);
+    order.client_reads_device = client != nullptr && reads_device(*client, device);
     run.slots.push_back(RunSlot{device.id, SlotState::kPending, {}});
     ++device.in_flight;
     ++context_.counters.fragments_sent;
@@ -452,7 +454,7 @@ void Runs::erase(RunId id) {
   const Run& run = found->second;
   deadlines_.erase({run.deadline, id});
   return_credit(run);
-  if (Client* client = members_.find_client(run.client)) client->requests.erase(run.request);
+  if (ClientMember* client = members_.find_client(run.client)) client->requests.erase(run.request);
   programs_.run_ended(*run.program, !run.slots.empty());
   runs_.erase(found);
 }
@@ -466,7 +468,7 @@ void Runs::remove_waiting(const Run& run) {
   if (queues->second.empty()) waiting_.erase(queues);
 }
 
-void Runs::client_lost(const Client& client) {
+void Runs::client_lost(const ClientMember& client) {
   for (const auto& [request, id] : client.requests) {
     if (runs_.at(id).phase == RunPhase::kEnding) continue;
     end(id, OutcomeStatus::kCancelled, Error(ErrorCode::kCancelled, "client " + client.id.to_string() + " is gone"));

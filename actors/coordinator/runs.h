@@ -68,7 +68,7 @@ class Runs {
   void finished(const ActorId& from, FragmentFinished report, TimePoint now);
   /// CO-2. `loss.ended` also frees what this incarnation was still reading. After Programs::device_lost.
   void device_lost(const DeviceLoss& loss);
-  void client_lost(const Client& client);
+  void client_lost(const ClientMember& client);
   /// Ends what waits for programs that could not be loaded again after a restart.
   void refuse_broken();
   /// Everything that has not been sent ends: the cluster stops.
@@ -91,7 +91,7 @@ class Runs {
   using Queues = std::map<const Program*, std::deque<RunId>>;
 
   static Error broken_error(const Program& program, const Error& why);
-  std::optional<Error> objection(const Client& client, const Program* program, const Submit& order) const;
+  std::optional<Error> objection(const ClientMember& client, const Program* program, const Submit& order) const;
   void reject(const ActorId& client, RequestSeq request, Error error);
   bool start_one(Queues& queues, TimePoint now);
   bool has_room(const Run& run) const;

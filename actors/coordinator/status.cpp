@@ -22,6 +22,17 @@ json description_of(const std::string& text) {
   return parsed.is_object() ? parsed : json::object();
 }
 
+json transports_json(const Device& device) {
+  json list = json::array();
+  for (const auto& [reader, chosen] : device.transports) {
+    list.push_back({{"reader", reader},
+                    {"incarnation", chosen.reader.incarnation},
+                    {"path", transport_path_name(chosen.path)},
+                    {"reason", chosen.reason}});
+  }
+  return list;
+}
+
 json device_json(const Device& device, TimePoint now) {
   json result = {{"name", device.name},
                  {"role", "device"},
@@ -40,6 +51,7 @@ json device_json(const Device& device, TimePoint now) {
     result["finished"] = device.beat.finished;
     result["memory_bytes"] = device.beat.memory_bytes;
   }
+  if (device.own_memory) result["transports"] = transports_json(device);
   if (device.last_exit) {
     result["last_exit"] = {{"message", device.last_exit->message},
                            {"hint", device.last_exit->hint},

@@ -39,6 +39,15 @@ class DeviceCoreImpl final : public DeviceCore {
     bool started = false;
     std::optional<Error> cancelled;
   };
+  /// Of the way to one process of a device.
+  struct TransportProof {
+    ActorId reader;
+    std::uint64_t test = 0;
+    TimePoint give_up_at = kNever;
+    bool sent = false;
+    bool unanswered = false;
+    bool decided = false;
+  };
   struct EarlyEdges {
     Attempt attempt = 1;
     TimePoint drop_at = kNever;
@@ -50,12 +59,9 @@ class DeviceCoreImpl final : public DeviceCore {
   void on(FromCoordinator&& event, TimePoint now, Actions& out) {
     if (auto* run = std::get_if<RunFragment>(&event.message)) return on_run(std::move(*run), now, out);
     if (auto* cancel = std::get_if<CancelRun>(&event.message)) return on_cancel(*cancel, out);
-    if (auto* load = std::get_if<LoadFragment>(&event.message)) return on_load(std::move(*load), out);
+    if (auto* load = std::get_if<LoadFragment>(&event.message)) return on_load(std::move(*load), now, out);
     if (auto* unload = std::get_if<UnloadFragments>(&event.message)) return on_unload(unload->program, out);
-    if (auto* moved = std::get_if<PeerMoved>(&event.message)) {
-      peers_[moved->peer.who.name] = std::move(moved->peer);
-      return;
-    }
+    if (auto* moved = std::get_if<PeerMoved>(&event.message)) return peer_named(std::move(moved->peer), now, out);
     if (auto* query = std::get_if<DeviceQuery>(&event.message)) return out.push_back(Query{std::move(*query)});
     if (auto* release = std::get_if<ReleaseLeases>(&event.message)) return on_release(*release, out);
     if (auto* gone = std::get_if<HolderGone>(&event.message)) return out.push_back(EndHolder{std::move(gone->holder)});
@@ -67,14 +73,85 @@ class DeviceCoreImpl final : public DeviceCore {
   void on(FromPeer&& event, TimePoint now, Actions& out) {
     if (auto* edge = std::get_if<EdgeValues>(&event.message)) return on_edge(std::move(*edge), now, out);
     if (auto* release = std::get_if<ReleaseLeases>(&event.message)) return on_release(*release, out);
+    if (auto* test = std::get_if<TestTransport>(&event.message)) return on_test(event.from, std::move(*test), out);
+    if (auto* tested = std::get_if<TransportTested>(&event.message))
+      return on_tested(event.from, std::move(*tested), out);
     if (std::holds_alternative<Beat>(event.message)) return;
     unexpected(event.message, event.from.to_string(), out);
   }
 
-  // Nothing to decide: the coordinator, which has the real cause, cancels the runs; without it their deadlines end
-  // them.
+  // Of runs there is nothing to decide: the coordinator, which has the real cause, cancels them; without it their
+  // deadlines end them.
   void on(PeerGone event, TimePoint, Actions& out) {
     out.push_back(LogLine{log::Level::kInfo, "peer_gone", event.peer.to_string()});
+    const auto test = transport_tests_.find(event.peer.name);
+    if (test == transport_tests_.end() || test->second.reader != event.peer || test->second.decided) return;
+    give_up(test->second, "the link to it ended before it answered", out);
+  }
+
+  // -- the way of results to other devices ----------------------------------------------------------------------------
+
+  void peer_named(PeerAddress peer, TimePoint now, Actions& out) {
+    const ActorId who = peer.who;
+    peers_[who.name] = std::move(peer);
+    if (options_.tests_transport_to.count(who.name) == 0) return;
+    TransportProof& proof = transport_tests_[who.name];
+    if (proof.reader == who && !(proof.decided && proof.unanswered)) return;
+    proof = TransportProof{who, ++last_test_, after(now, options_.transport_test_wait)};
+    wake_at(proof.give_up_at);
+    out.push_back(OfferTransport{who, proof.test});
+  }
+
+  void on(TransportOffered&& event, TimePoint, Actions& out) {
+    const auto found = transport_tests_.find(event.reader.name);
+    if (found == transport_tests_.end() || found->second.test != event.test || found->second.decided) {
+      if (!event.block) return;
+      out.push_back(JudgeTransport{event.reader, unanswered(event.test, "it is not needed any more")});
+      return out.push_back(ReleaseOwn{{event.block->lease}});  // its reader will never hear of it
+    }
+    TransportProof& proof = found->second;
+    if (!event.block) return give_up(proof, "nothing can be offered: " + event.block.error().to_string(), out);
+    proof.sent = true;
+    out.push_back(SendPeer{peers_.at(event.reader.name), TestTransport{event.test, std::move(*event.block)}});
+  }
+
+  void on_test(const ActorId& from, TestTransport test, Actions& out) {
+    if (test.block.owner == from) return out.push_back(AnswerTransport{from, std::move(test)});
+    out.push_back(AnswerPeer{from, unanswered(test.test, "the block is one of " + test.block.owner.to_string())});
+  }
+
+  void on(TransportAnswered&& event, TimePoint, Actions& out) {
+    out.push_back(AnswerPeer{std::move(event.exporter), std::move(event.answer)});
+  }
+
+  void on_tested(const ActorId& from, TransportTested tested, Actions& out) {
+    const auto found = transport_tests_.find(from.name);
+    if (found == transport_tests_.end()) return unexpected(tested, from.to_string(), out);
+    const TransportProof& proof = found->second;
+    if (proof.reader != from || proof.test != tested.test || !proof.sent || proof.decided) return;  // too late
+    out.push_back(JudgeTransport{from, std::move(tested)});
+  }
+
+  void on(TransportJudged&& event, TimePoint, Actions& out) {
+    const auto found = transport_tests_.find(event.chosen.reader.name);
+    if (found == transport_tests_.end() || found->second.test != event.test || found->second.decided) return;
+    found->second.decided = true;
+    const TransportChosen& chosen = event.chosen;
+    const bool slow = chosen.path == TransportPath::kHostCopy;
+    out.push_back(LogLine{slow ? log::Level::kWarning : log::Level::kInfo, "transport",
+                          "results for " + chosen.reader.to_string() + " go by " +
+                              std::string(transport_path_name(chosen.path)) +
+                              (chosen.reason.empty() ? "" : ": " + chosen.reason)});
+    out.push_back(SendCoordinator{std::move(event.chosen)});
+  }
+
+  /// Without an answer that says anything of the way: a later naming of the peer tries again.
+  void give_up(TransportProof& proof, const std::string& why, Actions& out) {
+    proof.unanswered = true;
+    out.push_back(JudgeTransport{proof.reader, unanswered(proof.test, why)});
+  }
+  static TransportTested unanswered(std::uint64_t test, const std::string& why) {
+    return {test, TransportPath::kHostCopy, {}, why};
   }
 
   void on(Loaded&& event, TimePoint, Actions& out) {
@@ -138,6 +215,14 @@ class DeviceCoreImpl final : public DeviceCore {
       it = early_.erase(it);
     }
     next_tick_ = kNever;
+    for (auto& [name, proof] : transport_tests_) {
+      if (proof.decided || proof.unanswered) continue;
+      if (proof.give_up_at > now) {
+        wake_at(proof.give_up_at);
+      } else {
+        give_up(proof, "it gave no answer in time", out);
+      }
+    }
     for (const auto& [key, run] : runs_) {
       if (!run.started) wake_at(run.deadline);
     }
@@ -161,8 +246,8 @@ class DeviceCoreImpl final : public DeviceCore {
     epoch_ = welcome.epoch;
   }
 
-  void on_load(LoadFragment load, Actions& out) {
-    for (PeerAddress& peer : load.peers) peers_[peer.who.name] = std::move(peer);
+  void on_load(LoadFragment load, TimePoint now, Actions& out) {
+    for (PeerAddress& peer : load.peers) peer_named(std::move(peer), now, out);
     fragments_[load.fragment.program][load.fragment.index] = load.fragment;
     out.push_back(Load{std::move(load.fragment)});
   }
@@ -310,6 +395,7 @@ class DeviceCoreImpl final : public DeviceCore {
     order.symbols = run.order.symbols;
     order.deadline = run.deadline;
     order.client = run.order.client;
+    order.client_reads_device = run.order.client_reads_device;
     std::size_t next_program_input = 0;
     for (const FragmentInput& input : fragment.inputs) {
       order.inputs.push_back(is_edge(input) ? std::move(run.edge_values.at(input.value))
@@ -461,6 +547,8 @@ class DeviceCoreImpl final : public DeviceCore {
   Epoch epoch_ = 0;
   std::map<ContentHash, std::map<std::uint32_t, Fragment>> fragments_;
   std::map<std::string, PeerAddress> peers_;
+  std::map<std::string, TransportProof> transport_tests_;  // by reader's name, of tests_transport_to only
+  std::uint64_t last_test_ = 0;
   std::map<RunKey, RunEntry> runs_;
   std::map<RunKey, EarlyEdges> early_;
   std::set<RunKey> ended_;

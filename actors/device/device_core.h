@@ -7,10 +7,13 @@
 //         (kept, bounded, until it comes or its time is over).
 //   DC-3  Every handle that arrives is either given to the kernels or released; none is forgotten.
 //   DC-4  After FragmentFinished was sent, nothing of the run is read any more.
+//   DC-5  The way to each process of a device in `tests_transport_to` is tested when that process is first named, and
+//         ends with one TransportChosen, by the answer or without one by transport_test_wait.
 #pragma once
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -26,6 +29,9 @@ struct DeviceCoreOptions {
   ActorId self;
   std::size_t runs_max = limits::kRunsPerDeviceMax;
   Duration early_edge_keep = std::chrono::seconds(10);
+  /// Names of the devices that could read this one's memory where it lies.
+  std::set<std::string> tests_transport_to = {};
+  Duration transport_test_wait = std::chrono::seconds(20);  ///< a device may be compiling or loading meanwhile
 };
 
 class DeviceCore {
@@ -51,8 +57,25 @@ class DeviceCore {
     std::uint32_t fragment = 0;
     kernels::RunResult result;
   };
+  /// The answer to OfferTransport.
+  struct TransportOffered {
+    ActorId reader;
+    std::uint64_t test = 0;
+    Result<CudaIpcBlock> block;
+  };
+  /// The answer to AnswerTransport.
+  struct TransportAnswered {
+    ActorId exporter;
+    TransportTested answer;
+  };
+  /// The answer to JudgeTransport.
+  struct TransportJudged {
+    std::uint64_t test = 0;
+    TransportChosen chosen;
+  };
   struct Tick {};
-  using Event = std::variant<FromCoordinator, FromPeer, PeerGone, Loaded, Finished, Tick>;
+  using Event = std::variant<FromCoordinator, FromPeer, PeerGone, Loaded, Finished, TransportOffered, TransportAnswered,
+                             TransportJudged, Tick>;
 
   struct SendCoordinator {
     Message message;
@@ -61,6 +84,10 @@ class DeviceCore {
     PeerAddress peer;
     Message message;
   };  ///< the shell connects a Line when it has none
+  struct AnswerPeer {
+    ActorId peer;
+    Message message;
+  };  ///< over the link by which it came to us
   struct Load {
     Fragment fragment;
   };
@@ -86,13 +113,26 @@ class DeviceCore {
   struct Query {
     DeviceQuery query;
   };  ///< the shell answers with DeviceReply
+  struct OfferTransport {
+    ActorId reader;
+    std::uint64_t test = 0;
+  };
+  struct AnswerTransport {
+    ActorId exporter;
+    TestTransport order;
+  };
+  /// Ends the offer to this reader, whatever there is of it.
+  struct JudgeTransport {
+    ActorId reader;
+    TransportTested answer;
+  };
   struct LogLine {
     log::Level level;
     std::string event;
     std::string text;
   };
-  using Action = std::variant<SendCoordinator, SendPeer, Load, Unload, Run, Cancel, Release, ReleaseOwn, EndHolder,
-                              Query, LogLine>;
+  using Action = std::variant<SendCoordinator, SendPeer, AnswerPeer, Load, Unload, Run, Cancel, Release, ReleaseOwn,
+                              EndHolder, Query, OfferTransport, AnswerTransport, JudgeTransport, LogLine>;
   using Actions = std::vector<Action>;
 
   virtual ~DeviceCore() = default;

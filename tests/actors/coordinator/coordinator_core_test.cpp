@@ -438,4 +438,84 @@ TEST_CASE("the core beats to all its peers and wants to be woken for it") {
   CHECK(beats == 4);
 }
 
+TEST_CASE("devices with memory of their own are told of each other when they join, and status says how results go") {
+  auto options = test::core_options(3);
+  options.devices[1].own_memory = options.devices[2].own_memory = true;
+  CoreFixture f(options);
+  const ActorId cpu2{"cpu2", 1};
+  for (const ActorId& who : {f.cpu0, f.cpu1}) REQUIRE(f.join(Role::kDevice, who));
+  CHECK(f.take<PeerMoved>(f.cpu1).empty());
+  REQUIRE(f.join(Role::kDevice, cpu2));
+  const auto told = f.take<PeerMoved>(cpu2);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].peer == PeerAddress{f.cpu1, "ipc://cpu1#1"});
+  CHECK(f.take<PeerMoved>(f.cpu1).at(0).peer.who == cpu2);
+
+  const auto transports = [&](std::size_t device) {
+    return status_of(f)["actors"][1 + device].value("transports", nlohmann::json());
+  };
+  CHECK(transports(0).is_null());
+  CHECK(transports(1).empty());
+  f.message(f.cpu1, TransportChosen{cpu2, TransportPath::kHostCopy, "cpu2#1 takes host copies: it is far away"});
+  f.message(f.cpu1, TransportChosen{ActorId{"nobody", 1}, TransportPath::kIpc, {}});
+  REQUIRE(transports(1).size() == 1);
+  CHECK(transports(1)[0] == nlohmann::json({{"reader", "cpu2"},
+                                            {"incarnation", 1},
+                                            {"path", "host copy"},
+                                            {"reason", "cpu2#1 takes host copies: it is far away"}}));
+  f.message(f.cpu1, TransportChosen{cpu2, TransportPath::kIpc, {}});
+  CHECK(transports(1).at(0)["path"] == "ipc");
+  // A new process has its own to find out.
+  REQUIRE(f.join(Role::kNode, f.node));
+  f.exited(f.cpu1);
+  REQUIRE(f.join(Role::kDevice, ActorId{"cpu1", 2}));
+  CHECK(status_of(f)["actors"][3]["transports"].empty());
+}
+
+TEST_CASE("a device is told which clients can open its memory; where the file insists, others are refused by name") {
+  auto options = test::core_options(1);
+  options.devices[0].own_memory = options.devices[0].results_on_gpu = true;
+  options.devices[0].results_on_gpu_only = GENERATE(false, true);
+  const bool only = options.devices[0].results_on_gpu_only;
+  CoreFixture f(options);
+  REQUIRE(f.join(Role::kDevice, f.cpu0, R"({"gpu": "GPU-1"})"));
+  const ActorId sees{"sees", 1};
+  const ActorId elsewhere{"elsewhere", 1};
+  const ActorId blind{"blind", 1};
+  const ActorId odd{"odd", 1};
+  REQUIRE(f.join(Role::kClient, sees, R"({"gpus": ["GPU-0", "GPU-1"]})"));
+  REQUIRE(f.join(Role::kClient, elsewhere, R"({"gpus": ["GPU-2"]})"));
+  REQUIRE(f.join(Role::kClient, blind, R"({"why_no_gpu": "there is no driver"})"));
+  REQUIRE(f.join(Role::kClient, odd, R"({"gpus": [1, {"GPU-1": true}], "why_no_gpu": 7})"));
+  for (const ActorId& client : {sees, elsewhere, blind, odd}) {
+    f.submit(f.load(test::chain_program(1), test::on("cpu0"), client), client);
+    const auto orders = f.take<RunFragment>(f.cpu0);
+    const auto outcomes = f.take<Outcome>(client);
+    if (client == sees || !only) {
+      REQUIRE(orders.size() == 1);
+      CHECK(orders[0].client_reads_device == (client == sees));
+      continue;
+    }
+    CHECK(orders.empty());
+    REQUIRE(outcomes.size() == 1);
+    REQUIRE(outcomes[0].error);
+    CHECK(outcomes[0].error->code == ErrorCode::kUnsupported);
+    CHECK(has(outcomes[0].error->message, "GPU-1"));
+    CHECK(has(outcomes[0].error->message, client.to_string()));
+    CHECK(has(outcomes[0].error->message, "there is no driver") == (client == blind));
+  }
+}
+
+TEST_CASE("a device that leaves no results on its GPU sends all clients copies") {
+  auto options = test::core_options(1);
+  options.devices[0].own_memory = true;
+  CoreFixture f(options);
+  REQUIRE(f.join(Role::kDevice, f.cpu0, R"({"gpu": "GPU-1"})"));
+  REQUIRE(f.join(Role::kClient, f.client, R"({"gpus": ["GPU-1"]})"));
+  f.submit(f.load(test::chain_program(1), test::on("cpu0")));
+  const auto orders = f.take<RunFragment>(f.cpu0);
+  REQUIRE(orders.size() == 1);
+  CHECK_FALSE(orders[0].client_reads_device);
+}
+
 }  // namespace callboard::actors

@@ -54,8 +54,9 @@ class CoreFixture {
     }
   }
 
-  Status join(Role role, const ActorId& who) {
+  Status join(Role role, const ActorId& who, const std::string& description = {}) {
     Hello hello;
+    hello.description = description;
     hello.role = role;
     hello.who = who;
     hello.cluster = "test";

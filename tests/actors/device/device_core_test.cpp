@@ -269,6 +269,142 @@ TEST_CASE("the end of a holder that the coordinator tells ends its leases") {
   CHECK(ended[0].holder == ActorId{"client", 1});
 }
 
+// -- the way of results to other devices -----------------------------------------------------------------------------
+
+/// A device that could lend to kPeer's device.
+struct Lender {
+  std::unique_ptr<DeviceCore> core;
+  TimePoint now = kStart;
+
+  Lender() {
+    DeviceCoreOptions options;
+    options.self = kSelf;
+    options.tests_transport_to = {kPeer.name};
+    options.transport_test_wait = std::chrono::seconds(5);
+    core = DeviceCore::create(options);
+    step(DeviceCore::FromCoordinator{Welcome{1, ActorId{"coordinator", 1}}});
+  }
+  DeviceCore::Actions step(DeviceCore::Event event) { return core->step(std::move(event), now); }
+  DeviceCore::Actions name_peer(const ActorId& who = kPeer) {
+    return step(DeviceCore::FromCoordinator{PeerMoved{{who, "ipc:///" + who.to_string()}}});
+  }
+  /// Names the peer and makes the offer; the test's number.
+  std::uint64_t offer(const ActorId& who = kPeer) {
+    const auto offers = all<DeviceCore::OfferTransport>(name_peer(who));
+    REQUIRE(offers.size() == 1);
+    CHECK(offers[0].reader == who);
+    const auto sent = all<DeviceCore::SendPeer>(step(DeviceCore::TransportOffered{who, offers[0].test, block()}));
+    REQUIRE(sent.size() == 1);
+    CHECK(sent[0].peer == PeerAddress{who, "ipc:///" + who.to_string()});
+    CHECK(std::get<TestTransport>(sent[0].message) == TestTransport{offers[0].test, block()});
+    return offers[0].test;
+  }
+  static CudaIpcBlock block() {
+    CudaIpcBlock block;
+    block.owner = kSelf;
+    block.bytes = 32;
+    block.lease = 5;
+    return block;
+  }
+  /// What the shell does with a judgement.
+  std::vector<TransportChosen> judge(const DeviceCore::Actions& actions, TransportPath path) {
+    std::vector<TransportChosen> told;
+    for (const auto& judge : all<DeviceCore::JudgeTransport>(actions)) {
+      TransportChosen chosen{judge.reader, path, judge.answer.problem};
+      const auto next = step(DeviceCore::TransportJudged{judge.answer.test, chosen});
+      for (const auto& send : all<DeviceCore::SendCoordinator>(next)) {
+        if (const auto* message = std::get_if<TransportChosen>(&send.message)) told.push_back(*message);
+      }
+    }
+    return told;
+  }
+};
+
+TEST_CASE("DC-5: the way to a device is tested once when its process is named, and its answer decides") {
+  Lender device;
+  const std::uint64_t test = device.offer();
+  const auto answered =
+      device.step(DeviceCore::FromPeer{kPeer, TransportTested{test, TransportPath::kPeer, "nonce", {}}});
+  const auto told = device.judge(answered, TransportPath::kPeer);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0] == TransportChosen{kPeer, TransportPath::kPeer, {}});
+  // Neither another naming nor another answer begins anew; another process does.
+  CHECK(all<DeviceCore::OfferTransport>(device.name_peer()).empty());
+  CHECK(device.step(DeviceCore::FromPeer{kPeer, TransportTested{test, TransportPath::kIpc, "nonce", {}}}).empty());
+  device.offer(ActorId{kPeer.name, kPeer.incarnation + 1});
+}
+
+TEST_CASE("DC-5: a device that is none of those, and the loading of a program that names one") {
+  Lender device;
+  CHECK(all<DeviceCore::OfferTransport>(device.name_peer(ActorId{"cpu7", 1})).empty());
+  LoadFragment load;
+  load.fragment = fragment_with_edge();
+  load.peers = {{kPeer, "ipc:///peer"}};
+  CHECK(all<DeviceCore::OfferTransport>(device.step(DeviceCore::FromCoordinator{load})).size() == 1);
+}
+
+TEST_CASE(
+    "DC-5: without an answer in time, or with the link's end, it is host copies, and naming it again tries again") {
+  Lender device;
+  const std::uint64_t test = device.offer();
+  const bool link_ended = GENERATE(false, true);
+  CHECK(device.core->next_tick() == kStart + std::chrono::seconds(5));
+  if (!link_ended) device.now += std::chrono::seconds(5);
+  const auto ended = link_ended ? device.step(DeviceCore::PeerGone{kPeer}) : device.step(DeviceCore::Tick{});
+  const auto told = device.judge(ended, TransportPath::kHostCopy);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].path == TransportPath::kHostCopy);
+  CHECK(told[0].reason.find(link_ended ? "link" : "no answer in time") != std::string::npos);
+  CHECK(device.judge(device.step(DeviceCore::PeerGone{kPeer}), TransportPath::kHostCopy).empty());
+  const auto late = device.step(DeviceCore::FromPeer{kPeer, TransportTested{test, TransportPath::kIpc, "nonce", {}}});
+  CHECK(all<DeviceCore::JudgeTransport>(late).empty());
+  const std::uint64_t second = device.offer();
+  CHECK(second != test);
+  const auto answered =
+      device.step(DeviceCore::FromPeer{kPeer, TransportTested{second, TransportPath::kIpc, "nonce", {}}});
+  CHECK(device.judge(answered, TransportPath::kIpc).at(0).path == TransportPath::kIpc);
+}
+
+TEST_CASE("DC-5: an offer that cannot be made is told with its reason; one that comes too late is ended") {
+  Lender device;
+  const std::uint64_t test = all<DeviceCore::OfferTransport>(device.name_peer()).at(0).test;
+  const auto refused = device.step(DeviceCore::TransportOffered{
+      kPeer, test, fail(ErrorCode::kUnsupported, "this driver hands nothing to other processes")});
+  CHECK(all<DeviceCore::SendPeer>(refused).empty());
+  const auto told = device.judge(refused, TransportPath::kHostCopy);
+  REQUIRE(told.size() == 1);
+  CHECK(told[0].reason.find("hands nothing") != std::string::npos);
+
+  const auto late = device.step(DeviceCore::TransportOffered{kPeer, test, Lender::block()});
+  CHECK(all<DeviceCore::SendPeer>(late).empty());
+  CHECK(all<DeviceCore::JudgeTransport>(late).size() == 1);
+  CHECK(all<DeviceCore::ReleaseOwn>(late).at(0).leases == std::vector<LeaseId>{Lender::block().lease});
+  CHECK(device.judge(late, TransportPath::kHostCopy).empty());  // the offer's end is nothing to tell of
+}
+
+TEST_CASE("DC-5: another device's test is answered over its link, a block that is not its own is not opened") {
+  Lender device;
+  CudaIpcBlock block = Lender::block();
+  block.owner = kPeer;
+  const auto asked = device.step(DeviceCore::FromPeer{kPeer, TestTransport{3, block}});
+  const auto orders = all<DeviceCore::AnswerTransport>(asked);
+  REQUIRE(orders.size() == 1);
+  CHECK(orders[0].exporter == kPeer);
+  CHECK(orders[0].order.block == block);
+  const TransportTested found{3, TransportPath::kIpc, "nonce", {}};
+  const auto answered = all<DeviceCore::AnswerPeer>(device.step(DeviceCore::TransportAnswered{kPeer, found}));
+  REQUIRE(answered.size() == 1);
+  CHECK(answered[0].peer == kPeer);
+  CHECK(std::get<TransportTested>(answered[0].message) == found);
+
+  block.owner = ActorId{"cpu9", 1};
+  const auto foreign = device.step(DeviceCore::FromPeer{kPeer, TestTransport{4, block}});
+  CHECK(all<DeviceCore::AnswerTransport>(foreign).empty());
+  const auto refused = all<DeviceCore::AnswerPeer>(foreign);
+  REQUIRE(refused.size() == 1);
+  CHECK(std::get<TransportTested>(refused[0].message).problem.find("cpu9#1") != std::string::npos);
+}
+
 TEST_CASE("a message that is none of a device's business is logged and does nothing") {
   Fixture device;
   const auto actions = device.from_coordinator(Submit{});
