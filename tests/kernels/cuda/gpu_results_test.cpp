@@ -19,8 +19,7 @@ struct LeftResult {
   explicit LeftResult(std::vector<int> visible = {})
       : machine(FakeMachine::create(2, 64 * kMiB)), exporter(machine), client(machine, std::move(visible)) {
     auto made = GpuResults::create(*client.runtime, kClient, [this](const ActorId& owner, LeaseId lease) {
-      CHECK(owner == kExporter);
-      if (exporter.pool->release(lease)) ++released;
+      if (owner == kExporter && exporter.pool->release(lease)) ++released;  // on a thread that must not assert
     });
     REQUIRE(made);
     results = std::move(*made);
