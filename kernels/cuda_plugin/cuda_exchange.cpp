@@ -1,20 +1,17 @@
 #include "kernels/cuda_plugin/cuda_exchange.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
-#include <thread>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "kernels/cuda/reader_thread.h"
 #include "kernels/cuda/runtime_table.h"
 #include "kernels/cuda/slab_pool.h"
 #include "kernels/cuda/slab_reader.h"
@@ -25,8 +22,6 @@ namespace callboard::kernels {
 
 namespace {
 
-constexpr Duration kPollReading = std::chrono::milliseconds(2);   // while the device still reads what was let go
-constexpr Duration kPollIdle = std::chrono::milliseconds(1'000);  // while slabs are open that nobody reads
 constexpr std::size_t kOwnersRememberedMax = 1'024;
 
 /// The pool and the arena of a process both count their leases from 1; on the wire the pool's have this bit.
@@ -62,37 +57,6 @@ Result<Lender*> lender_of(c10::DeviceIndex device, const BackendOptions& options
   return place;
 }
 
-/// What wakes the thread that ends leases; shared, since a tensor over lent memory may go after the exchange.
-class Waker {
- public:
-  void wake(bool stop = false) {
-    {
-      std::lock_guard lock(mutex_);
-      woken_ = true;
-      stopping_ = stopping_ || stop;
-    }
-    changed_.notify_all();
-  }
-  /// Parks until woken, or for `time`. False: stop.
-  bool wait(std::optional<Duration> time) {
-    std::unique_lock lock(mutex_);
-    const auto woken = [this] { return woken_; };
-    if (time) {
-      changed_.wait_for(lock, *time, woken);
-    } else {
-      changed_.wait(lock, woken);
-    }
-    woken_ = false;
-    return !stopping_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool woken_ = false;     // guarded by mutex_
-  bool stopping_ = false;  // guarded by mutex_
-};
-
 /// Gives a lease back to whoever gave it.
 using GiveBack = std::function<void(const ActorId& owner, LeaseId lease)>;
 
@@ -110,8 +74,7 @@ class CudaExchangeImpl final : public CudaExchange {
   }
 
   ~CudaExchangeImpl() override {
-    waker_->wake(/*stop=*/true);
-    if (poller_.joinable()) poller_.join();
+    leases_.reset();
     cuda::cuda_runtime().event_destroy(probe_);
   }
 
@@ -127,7 +90,7 @@ class CudaExchangeImpl final : public CudaExchange {
     };
     CALLBOARD_ASSIGN(reader_,
                      cuda::SlabReader::create(cuda::cuda_runtime(), lender_.health, std::move(options), give_back_));
-    poller_ = std::thread([this] { poll(); });
+    leases_ = std::make_unique<cuda::ReaderThread>(*reader_);
     return {};
   }
 
@@ -157,9 +120,9 @@ class CudaExchangeImpl final : public CudaExchange {
     CALLBOARD_ASSIGN(std::shared_ptr<cuda::ReadableBlock> opened, reader_->open(block, raw_of(stream)));
     // Nobody writes to it: the mutation guard copies inputs before a write.
     auto* data = static_cast<std::byte*>(const_cast<void*>(opened->data()));
-    return std::shared_ptr<std::byte>(data, [waker = waker_, held = std::move(opened)](std::byte*) mutable {
+    return std::shared_ptr<std::byte>(data, [wake = leases_->wake(), held = std::move(opened)](std::byte*) mutable {
       held.reset();
-      waker->wake();
+      wake();
     });
   }
 
@@ -185,7 +148,7 @@ class CudaExchangeImpl final : public CudaExchange {
       if (gone_.size() > kOwnersRememberedMax) gone_.pop_front();
     }
     reader_->owner_gone(owner);
-    waker_->wake();
+    leases_->wake()();
   }
 
   CudaLending& lending() override { return *lender_.lending; }
@@ -223,28 +186,16 @@ class CudaExchangeImpl final : public CudaExchange {
     return ours->raw();
   }
 
-  void poll() {
-    pthread_setname_np(pthread_self(), "cuda/leases");
-    std::optional<Duration> next;
-    while (waker_->wait(next)) {
-      // A device that failed is told by look_after_device(), to the run that finds it.
-      static_cast<void>(reader_->poll(Clock::now()));
-      next = std::nullopt;
-      if (reader_->pending()) next = reader_->stats().releasing > 0 ? kPollReading : kPollIdle;
-    }
-  }
-
   Lender& lender_;
   const ActorId self_;
   const cuda::Event probe_;
   GiveBack give_back_;
-  const std::shared_ptr<Waker> waker_ = std::make_shared<Waker>();
   mutable std::mutex mutex_;
   std::deque<ActorId> gone_;  // guarded by mutex_
   std::string why_not_lend_;  // guarded by mutex_
   std::atomic<bool> cannot_lend_{false};
   std::unique_ptr<cuda::SlabReader> reader_;
-  std::thread poller_;
+  std::unique_ptr<cuda::ReaderThread> leases_;
 };
 
 }  // namespace
