@@ -22,7 +22,7 @@ struct DeviceConfig {
   std::string uuid;                   ///< cuda: which GPU, by CUDA's name for it, instead of its index; empty: by index
   int threads = 1;                    ///< intra-op threads
   std::uint64_t memory_limit = 0;     ///< bytes of results and activations; 0: what the machine has left
-  std::string output_device = "cpu";  ///< cuda: where results for clients lie, cpu | cuda
+  std::string output_device = "cpu";  ///< cuda: where results for clients lie, cpu | cuda | cuda_only
   std::string cuda_graph = "auto";    ///< cuda: auto | never
 };
 

@@ -150,10 +150,11 @@ void add_devices(std::vector<Field>& table) {
                           "and what the cgroup allows). An allocation above it fails with the operator's name."),
                    "what the machine has left")));
   table.push_back(bind<&Draft::device, &DeviceEntry::output_device>(
-      choice("devices[].output_device", {"cpu", "cuda"},
+      choice("devices[].output_device", {"cpu", "cuda", "cuda_only"},
              "cuda only: where the results for clients lie. `cpu`: they are copied to the host's memory, on a stream "
-             "of their own. `cuda`: they stay on the GPU and are handed over without a copy, to clients of the same "
-             "host that see this GPU.")));
+             "of their own. `cuda`: they stay on the GPU and are handed over without a copy, to clients that see this "
+             "GPU; others get them as with `cpu`. `cuda_only`: as `cuda`, but requests of other clients are "
+             "refused.")));
   table.push_back(bind<&Draft::device, &DeviceEntry::cuda_graph>(
       choice("devices[].cuda_graph", {"auto", "never"},
              "cuda only: whether fragments whose shapes are fixed are captured as CUDA graphs and replayed. What "

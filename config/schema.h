@@ -23,7 +23,7 @@ struct DeviceEntry {
   std::string uuid;                  ///< cuda only
   std::int64_t threads = 1;
   std::uint64_t memory_limit = 0;
-  std::string output_device = "cpu";  ///< cuda only
+  std::string output_device = "cpu";  ///< cuda only; a choice
   std::string cuda_graph = "auto";    ///< cuda only
 };
 

@@ -15,8 +15,10 @@
 namespace callboard::kernels {
 
 /// A tensor over the same memory, which lives as long as the tensor. A result's memory is this process's private view:
-/// writing to it changes nobody else's. kUnsupported (dtype), kMalformed (sizes beyond the memory).
-inline Result<at::Tensor> to_tensor(const TensorRef& ref) {
+/// writing to it changes nobody else's. One on a GPU (ref.device) is read only; `stream`, a cudaStream_t, is the one
+/// that reads it first (the default: CUDA's legacy one), any other has to be told by ref.device->use_on(). kUnsupported
+/// (dtype), kMalformed (sizes beyond the memory), kTensorLost.
+inline Result<at::Tensor> to_tensor(const TensorRef& ref, void* stream = nullptr) {
   CALLBOARD_ASSIGN(const at::ScalarType type, scalar_type_of(ref.meta.dtype));
   CALLBOARD_ASSIGN(const std::uint64_t extent, ref.meta.extent_bytes());
   if (extent > ref.bytes) {
@@ -24,9 +26,14 @@ inline Result<at::Tensor> to_tensor(const TensorRef& ref) {
                                            std::to_string(extent) + ", its memory has " + std::to_string(ref.bytes));
   }
   if (extent == 0) return at::empty_strided(ref.meta.sizes, ref.meta.strides, at::dtype(type));
+  c10::Device device(c10::DeviceType::CPU);
+  if (ref.device) {
+    CALLBOARD_TRY(ref.device->use_on(stream));
+    device = c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(ref.device->ordinal()));
+  }
   return at::from_blob(
       ref.data, ref.meta.sizes, ref.meta.strides, ref.meta.storage_offset, [keep = ref.keep](void*) {},
-      at::dtype(type));
+      at::TensorOptions().dtype(type).device(device), device);
 }
 
 /// The tensor as an argument; it stays alive as long as the ref. A dense CPU tensor without lazy conjugation or

@@ -50,7 +50,8 @@ class StreamContext {
   /// Orders what this stream does next after `event`. kDeadlineExceeded where the wait is the calling thread's own.
   virtual Status wait(const DeviceEvent& event, TimePoint deadline) = 0;
   /// Queues a copy within the device, or to it from ordinary (not page-locked) host memory. The latter has been read
-  /// when this returns; memory of the device stays valid until an event recorded after it is ready.
+  /// when this returns (which may wait for earlier copies of that kind); memory of the device stays valid until an
+  /// event recorded after it is ready.
   virtual Status copy(void* to, const void* from, std::size_t bytes) = 0;
   /// Copies to ordinary host memory, after all that this stream was given; it is there when this returns. Parks.
   virtual Status read_back(void* to, const void* from, std::size_t bytes, TimePoint deadline) = 0;

@@ -10,6 +10,7 @@
 #include "kernels/device_backend.h"
 #include "messages/base/error.h"
 #include "messages/base/ids.h"
+#include "messages/protocol.h"
 #include "messages/tensor_handle.h"
 
 namespace callboard::kernels {
@@ -44,6 +45,16 @@ class DeviceExchange {
   virtual Status still_there(const CudaIpcBlock& block) const = 0;
   /// Ends the lease of a block that will not be opened.
   virtual void discard(const CudaIpcBlock& block) noexcept = 0;
+
+  // The test of the way to another device of this kind (kernels/cuda/transport_test.h); both halves.
+  /// Bytes that nobody can guess, written on `stream`, as a block for `reader`; held under the number `test` until
+  /// judge(). kUnsupported (nothing can be lent here at all), kOutOfMemory, kDeviceFailed.
+  virtual Result<CudaIpcBlock> offer_transport(const ActorId& reader, std::uint64_t test, StreamContext& stream) = 0;
+  /// Reads another device's offer as it would read a result; the thread waits until the bytes are there. What does not
+  /// work is an answer, too, except kDeviceFailed. The answer's number is the caller's.
+  virtual Result<TransportTested> answer_transport(const CudaIpcBlock& block, StreamContext& stream) = 0;
+  /// Compares and ends the offer. kHostCopy also where there is none of that number. Any thread.
+  virtual TransportChosen judge_transport(const ActorId& reader, const TransportTested& answer) = 0;
 
   /// Gives back what is free beyond a small reserve. Called when the device has been idle for a while.
   virtual void trim() = 0;

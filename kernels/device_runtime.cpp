@@ -8,16 +8,17 @@
 #include <tuple>
 #include <utility>
 
-#include <ATen/ops/clone.h>
 #include <nlohmann/json.hpp>
 #include <torch/version.h>
 
 #include "kernels/device_exchange.h"
+#include "kernels/device_transports.h"
 #include "kernels/executor.h"
 #include "kernels/fragment_capture.h"
 #include "kernels/kernel_stream.h"
 #include "kernels/pending_run.h"
 #include "kernels/plugin.h"
+#include "kernels/run_outputs.h"
 #include "kernels/runtime.h"
 #include "kernels/tensor_export.h"
 #include "kernels/tensor_import.h"
@@ -29,14 +30,8 @@ namespace {
 
 /// Copying less than this takes less time than handing the copy to another thread and back.
 constexpr std::uint64_t kCopyOnComputeMax = 256u << 10;
-/// A state that is a small view of a huge storage is copied, so that it does not keep all of it.
-constexpr std::uint64_t kStateSpreadMax = 4;
 
 using FragmentKey = std::pair<ContentHash, std::uint32_t>;
-
-bool same_storage(const at::Tensor& a, const at::Tensor& b) {
-  return a.has_storage() && b.has_storage() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
-}
 
 /// What was computed with constants of files counts only if this succeeds afterwards. kFileChanged.
 Status check_files(const std::vector<std::shared_ptr<MappedFile>>& files) {
@@ -104,10 +99,31 @@ class Runtime final : public DeviceRuntime {
 
   bool release(LeaseId lease) noexcept override { return exchange_ != nullptr && exchange_->release(lease); }
   void holder_gone(const ActorId& holder) noexcept override {
+    transports_.holder_gone(holder);
     if (exchange_ != nullptr) exchange_->holder_gone(holder);
   }
   void owner_gone(const ActorId& owner) noexcept override {
     if (exchange_ != nullptr) exchange_->owner_gone(owner);
+  }
+
+  Status offer_transport(const ActorId& reader, std::uint64_t test,
+                         std::function<void(Result<CudaIpcBlock>)> done) override {
+    CALLBOARD_TRY(transports_.supported(options_.self));
+    return posted(communicate_->post([this, reader, test, done = std::move(done)] {
+      done(transports_.offer(reader, test, communicate_->context()));
+      tell_device_failure();
+    }));
+  }
+  Status answer_transport(TestTransport order, std::function<void(TransportTested)> done) override {
+    CALLBOARD_TRY(transports_.supported(options_.self));
+    return posted(communicate_->post([this, order = std::move(order), done = std::move(done)] {
+      done(transports_.answer(order, communicate_->context()));
+      tell_device_failure();
+    }));
+  }
+  Result<TransportChosen> judge_transport(const ActorId& reader, const TransportTested& answer) override {
+    CALLBOARD_TRY(transports_.supported(options_.self));
+    return transports_.judge(reader, answer);
   }
 
   Status run(RunOrder order, std::function<void(RunResult)> done) override {
@@ -166,11 +182,18 @@ class Runtime final : public DeviceRuntime {
       : options_(std::move(options)),
         backend_(std::move(backend)),
         exchange_(backend_->exchange()),
+        transports_(exchange_),
         constants_(std::move(constants)),
         own_(arena, options_.self),
         importer_(own_, segments, *backend_),
         exporter_(own_, *backend_),
         tracing_(options_.trace) {}
+
+  /// Where something else than a run finds it.
+  void tell_device_failure() {
+    std::optional<Error> none;
+    note_device_failure(none);
+  }
 
   Status posted(PushResult result) const {
     if (result == PushResult::kPushed) return {};
@@ -192,9 +215,7 @@ class Runtime final : public DeviceRuntime {
   std::shared_ptr<const Error> compute(PendingRun& run, LoadedFragment& fragment);
   std::shared_ptr<const Error> import_inputs(PendingRun& run, const LoadedFragment& fragment, Executor::Order& order);
   std::shared_ptr<const Error> execute(PendingRun& run, LoadedFragment& fragment, Executor::Order order);
-  Status take_states(LoadedFragment& fragment, std::vector<at::Tensor>& states) const;
-  void collect_outputs(PendingRun& run, LoadedFragment& fragment, const std::vector<at::Tensor>& states);
-  void note_readers(ExportItem& item, bool first_is_client) const;
+  OutputReaders readers(const PendingRun& run) const;
   bool belongs_on_communicate(const PendingRun& run) const;
   std::optional<Error> lost_input(const PendingRun& run) const;
   void note_device_failure(std::optional<Error>& error);
@@ -213,6 +234,7 @@ class Runtime final : public DeviceRuntime {
   const RuntimeOptions options_;
   const std::unique_ptr<DeviceBackend> backend_;
   DeviceExchange* const exchange_;  // the backend's; nullptr where device memory is host memory
+  DeviceTransports transports_;
   const ConstantOpener constants_;
   std::atomic<bool> device_failed_{false};
   OwnBlocks own_;
@@ -302,7 +324,7 @@ Result<Runtime::Next> Runtime::run_fragment(const PendingPtr& pending) {
   }
   std::vector<at::Tensor> states;
   CALLBOARD_TRY(take_states(fragment, states));
-  collect_outputs(run, fragment, states);
+  collect_outputs(run, fragment, states, readers(run));
   if (!states.empty()) {
     CALLBOARD_TRY(commit(run, fragment, std::move(states)));
     return Next::kFinish;
@@ -371,62 +393,10 @@ std::shared_ptr<const Error> Runtime::execute(PendingRun& run, LoadedFragment& f
   return backend_->release_cached_memory() ? once(std::move(order)) : error;
 }
 
-/// What the next run would read. Memory that is not the state's to keep (an input's, or a large storage that it only
-/// sees a corner of) is copied.
-Status Runtime::take_states(LoadedFragment& fragment, std::vector<at::Tensor>& states) const {
-  for (const LoadedFragment::BoundState& state : fragment.states) {
-    const Blob& after = fragment.blobs[state.after];
-    if (!after.filled() || !after.value().isTensor()) {
-      return fail(ErrorCode::kOutputMismatch, "the new value of state '" + state.name + "' is no tensor");
-    }
-    at::Tensor tensor = after.value().toTensor();
-    const bool constant =
-        std::ranges::any_of(fragment.constants, [&](const auto& known) { return same_storage(known.tensor, tensor); });
-    const bool present =
-        std::ranges::any_of(fragment.states, [&](const auto& known) { return same_storage(known.current, tensor); });
-    bool copy = fragment.guard.is_protected(tensor) && !constant && !present;
-    const std::uint64_t own_bytes = static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
-    copy = copy || (tensor.has_storage() && tensor.storage().nbytes() / kStateSpreadMax > own_bytes);
-    try {
-      states.push_back(copy ? at::clone(tensor) : std::move(tensor));
-    } catch (const std::exception& thrown) {
-      return fail(ErrorCode::kOutOfMemory,
-                  "the new value of state '" + state.name + "' cannot be kept: " + thrown.what());
-    }
-  }
-  return {};
-}
-
-void Runtime::collect_outputs(PendingRun& run, LoadedFragment& fragment, const std::vector<at::Tensor>& states) {
-  run.files = fragment.files;
-  std::size_t edge = 0;
-  for (const LoadedFragment::Output& output : fragment.outputs) {
-    ExportItem item;
-    item.value = fragment.blobs[output.slot].value();
-    item.name = output.name;
-    if (item.value.isTensor()) {
-      const at::Tensor& tensor = item.value.toTensor();
-      item.copy = fragment.guard.is_protected(tensor) ||
-                  std::ranges::any_of(states, [&](const at::Tensor& state) { return same_storage(state, tensor); });
-    }
-    if (output.to_client) item.holders.push_back(run.order.client);
-    for (std::size_t i = 0; i < output.edges; ++i, ++edge) {
-      item.holders.push_back(edge < run.order.edge_holders.size() ? run.order.edge_holders[edge] : run.order.client);
-    }
-    if (exchange_ != nullptr) note_readers(item, output.to_client);
-    run.items.push_back(std::move(item));
-    run.to_client.push_back(output.to_client);
-  }
-}
-
-void Runtime::note_readers(ExportItem& item, bool first_is_client) const {
-  if (!exchange_->can_lend()) return;
-  for (std::size_t i = 0; i < item.holders.size(); ++i) {
-    const bool client = first_is_client && i == 0;
-    item.reads_device.push_back(client ? options_.clients_read_device
-                                       : std::ranges::find(options_.device_readers, item.holders[i].name) !=
-                                             options_.device_readers.end());
-  }
+OutputReaders Runtime::readers(const PendingRun& run) const {
+  if (exchange_ == nullptr || !exchange_->can_lend()) return {};
+  return {[this](const ActorId& holder) { return holder == options_.self || transports_.reads_device(holder); },
+          options_.results_on_device && run.order.client_reads_device};
 }
 
 /// Large copies, so that they overlap with the next run's kernels, and whatever waits for the device, so that the next

@@ -1,4 +1,4 @@
-// What the device runtime keeps of a loaded fragment and of a run on its way. Internal to device_runtime.cpp.
+// What the device runtime keeps of a loaded fragment and of a run on its way. Internal to it.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,7 @@ struct PendingRun {
   std::shared_ptr<FragmentSlot> slot;
   std::shared_ptr<RunControl> control;
   RunResult result;
-  std::vector<ExportItem> items;                   // one per output
+  std::vector<ExportItem> items;                   // see collect_outputs()
   std::vector<bool> to_client;                     // by item
   std::size_t imported = 0;                        // inputs whose leases are taken care of
   std::shared_ptr<DeviceEvent> computed;           // the last kernel's end, for the communicate stream

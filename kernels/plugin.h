@@ -24,7 +24,7 @@ struct PluginEntry {
 };
 
 /// Changes with every change of what crosses between a plug-in and its process.
-constexpr std::string_view kPluginBuild = "callboard-plugin-1";
+constexpr std::string_view kPluginBuild = "callboard-plugin-2";
 
 /// Kinds of devices that come by a plug-in of their name. Any other kind is built in, or there is none of it.
 inline bool comes_by_plugin(std::string_view kind) { return kind == "cuda"; }

@@ -42,10 +42,10 @@ struct RuntimeOptions {
   std::string uuid = {};           ///< cuda: "GPU-…"
   int threads = 1;                 ///< intra-op threads of each compute stream
   std::uint64_t memory_limit = 0;  ///< for refusing what cannot fit; 0: the arena's limit
-  /// Names of the devices that read this one's memory where it lies. All others, and clients unless the next is set,
-  /// get a copy in the arena. Without effect where the device's memory is the arena.
-  std::vector<std::string> device_readers = {};
-  bool clients_read_device = false;
+  /// Clients that can open the device's memory (RunOrder::client_reads_device) get results where they lie, small ones
+  /// too; all others get a copy in the arena. Without effect where the device's memory is the arena. For other devices
+  /// see judge_transport().
+  bool results_on_device = false;
   bool capture = true;        ///< static fragments are captured and replayed where the device can
   bool check_outputs = true;  ///< step 5 of Kernel::run
   bool nan_check = false;     ///< NaN/Inf hook
@@ -128,6 +128,16 @@ class DeviceRuntime {
   virtual bool release(LeaseId lease) noexcept = 0;
   virtual void holder_gone(const ActorId& holder) noexcept = 0;
   virtual void owner_gone(const ActorId& owner) noexcept = 0;
+  // How results get to other devices. A reader gets copies in host memory until a test has shown that it can read this
+  // device's memory where it lies. Where the device's memory is host memory all three refuse with kUnsupported.
+  /// Prepares a test on the communicate stream; `done` gets the block for the reader.
+  virtual Status offer_transport(const ActorId& reader, std::uint64_t test,
+                                 std::function<void(Result<CudaIpcBlock>)> done) = 0;
+  /// The other half, for an offer of another device.
+  virtual Status answer_transport(TestTransport order, std::function<void(TransportTested)> done) = 0;
+  /// From now on results go to `reader` as this says. Ends the offer of that number. Any thread.
+  virtual Result<TransportChosen> judge_transport(const ActorId& reader, const TransportTested& answer) = 0;
+
   /// Gives free memory of the device's own back. Called when it has been idle for a while.
   virtual void trim() = 0;
 

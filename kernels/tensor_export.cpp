@@ -88,7 +88,7 @@ Result<std::vector<WireValue>> TensorExporter::export_tensor(at::Tensor tensor, 
     packed = true;
   }
   const std::uint64_t touched = touched_bytes(tensor);
-  if (touched <= inline_bytes_max()) {
+  if (travels_inline(tensor, touched, item)) {
     TensorHandle handle;
     handle.requires_grad = requires_grad;
     CALLBOARD_ASSIGN(handle.meta, meta_of(tensor));
@@ -112,6 +112,12 @@ Result<std::vector<WireValue>> TensorExporter::export_tensor(at::Tensor tensor, 
       return with_grad_flag(std::move(leased), requires_grad);
   }
   return with_grad_flag(copy_in(tensor, item, stream, deadline), requires_grad);
+}
+
+bool TensorExporter::travels_inline(const at::Tensor& tensor, std::uint64_t touched, const ExportItem& item) const {
+  if (touched > inline_bytes_max()) return false;
+  // Of nothing there is no memory to lend.
+  return item.small_inline || touched == 0 || !in_device_memory(tensor);
 }
 
 bool TensorExporter::can_lease(const at::Tensor& tensor, const ExportItem& item) const {
@@ -174,7 +180,7 @@ Result<std::vector<WireValue>> TensorExporter::copy_in(const at::Tensor& tensor,
 Result<std::vector<WireValue>> TensorExporter::export_from_device(at::Tensor tensor, bool own_memory,
                                                                   const ExportItem& item, StreamContext& stream,
                                                                   TimePoint deadline) {
-  ExportItem host{item.value, item.name, item.copy, {}, {}};
+  ExportItem host{item.value, item.name, item.copy, {}};
   for (std::size_t i = 0; i < item.holders.size(); ++i) {
     if (!item.on_device(i)) host.holders.push_back(item.holders[i]);
   }
@@ -192,7 +198,7 @@ Result<std::vector<WireValue>> TensorExporter::export_from_device(at::Tensor ten
     if (!lent && lent.error().code == ErrorCode::kUnsupported) {
       // Memory that this machine lets nobody else reach: a copy for this one, too.
       auto copy =
-          copy_in(tensor, ExportItem{item.value, item.name, item.copy, {item.holders[i]}, {}}, stream, deadline);
+          copy_in(tensor, ExportItem{item.value, item.name, item.copy, {item.holders[i]}}, stream, deadline);
       lent = copy ? Result<WireValue>(std::move(copy->front())) : Result<WireValue>(fail(std::move(copy).error()));
     }
     if (!lent) {
@@ -248,7 +254,7 @@ bool TensorExporter::waits_for_device(const ExportItem& item) const {
   if (exchange_ == nullptr || !item.value.isTensor() || !item.value.toTensor().defined()) return false;
   const at::Tensor& tensor = item.value.toTensor();
   if (!in_device_memory(tensor) || tensor.layout() != at::kStrided || !tensor.has_storage()) return false;
-  if (touched_bytes(tensor) <= inline_bytes_max()) return true;  // travels as its bytes
+  if (travels_inline(tensor, touched_bytes(tensor), item)) return true;  // its bytes are read
   for (std::size_t i = 0; i < item.holders.size(); ++i) {
     if (!item.on_device(i)) return true;
   }
@@ -263,7 +269,7 @@ std::uint64_t TensorExporter::bytes_to_copy(const ExportItem& item) const {
   if (is_thin(tensor, touched) || tensor.is_conj() || tensor.is_neg()) {
     return static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
   }
-  if (touched <= inline_bytes_max()) return 0;
+  if (travels_inline(tensor, touched, item)) return 0;
   if (in_device_memory(tensor)) return can_lease(tensor, item) && !waits_for_device(item) ? 0 : touched;
   if (can_lease(tensor, item) && own_.arena()->find(start_of(tensor))) return 0;
   return touched;

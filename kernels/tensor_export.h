@@ -22,6 +22,9 @@ struct ExportItem {
   std::vector<ActorId> holders;
   /// By holder: reads this device's own memory where it lies. Empty: none does, all read host memory.
   std::vector<bool> reads_device = {};
+  /// A small tensor travels as its bytes, whoever reads it; false: it is left on the device like a large one, for those
+  /// that are to find all results there.
+  bool small_inline = true;
 
   bool on_device(std::size_t holder) const { return holder < reads_device.size() && reads_device[holder]; }
 };
@@ -57,6 +60,7 @@ class TensorExporter {
   Result<std::vector<WireValue>> copy_in(const at::Tensor& tensor, const ExportItem& item, StreamContext& stream,
                                          TimePoint deadline);
   bool can_lease(const at::Tensor& tensor, const ExportItem& item) const;
+  bool travels_inline(const at::Tensor& tensor, std::uint64_t touched, const ExportItem& item) const;
   /// In memory that is the device's alone.
   bool in_device_memory(const at::Tensor& tensor) const { return exchange_ != nullptr && tensor.device() == device_; }
   Result<std::vector<WireValue>> export_from_device(at::Tensor tensor, bool own_memory, const ExportItem& item,

@@ -16,7 +16,9 @@ Result<TensorRef> cut(const TensorRef& whole, std::size_t dim, const BatchPart& 
   }
   TensorRef slice = tensor_slice(whole, dim, part.start, part.rows);
   // A small view would keep the whole batch's memory, and one whose rows overlap would share it with a neighbour.
-  if (tensor_bytes(slice.meta) > inline_bytes_max() && elements_are_disjoint(whole.meta)) return slice;
+  // On a GPU it is a view all the same: nothing here could copy it.
+  const bool large = tensor_bytes(slice.meta) > inline_bytes_max() || slice.device;
+  if (large && elements_are_disjoint(whole.meta)) return slice;
   return tensor_copy(slice, allocate_private);
 }
 

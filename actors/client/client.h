@@ -112,6 +112,11 @@ class Client {
     std::string cluster;  ///< name, run directory, or empty for the only one that runs
     Duration connect_timeout = std::chrono::seconds(10);
     std::uint64_t memory_limit = 0;  ///< of the arena for inputs; 0: what the machine has left
+    /// Results may come as memory of a GPU (TensorRef::device), where the cluster file leaves them there and this
+    /// process sees that GPU. Then a plug-in is opened, in `plugin_folder` (empty: beside this program); without it, or
+    /// without a GPU, results come on the host, and `callboard status -o json` says why.
+    bool gpu_results = false;
+    std::string plugin_folder = {};
     /// Asked about every 50 ms, on the caller's thread, by what blocks (connect, load, operation); true ends the call
     /// with kCancelled. For signals.
     std::function<bool()> interrupted = {};

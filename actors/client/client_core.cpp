@@ -10,6 +10,9 @@
 #include <random>
 #include <utility>
 
+#include <nlohmann/json.hpp>
+
+#include "actors/client/gpu_plugin.h"
 #include "messages/base/check.h"
 #include "messages/base/log.h"
 #include "messages/limits.h"
@@ -107,7 +110,23 @@ Result<std::shared_ptr<ClientCore>> ClientCore::start(ClusterRecord record, Clie
   return core;
 }
 
+/// Which GPUs' memory this client can open, for the coordinator to know.
+void ClientCore::look_for_gpus() {
+  if (!options_.gpu_results || !record_.results_on_gpu) return;
+  nlohmann::json text = nlohmann::json::object();
+  if (const auto plugin = load_gpu_plugin(options_.plugin_folder); !plugin) {
+    text["why_no_gpu"] = plugin.error().to_string();
+  } else if (const auto gpus = (*plugin)->gpus(); !gpus) {
+    text["why_no_gpu"] = gpus.error().to_string();
+  } else {
+    gpu_plugin_ = *plugin;
+    text["gpus"] = *gpus;
+  }
+  description_ = text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 Status ClientCore::connect() {
+  look_for_gpus();
   const TimePoint until = after(after(Clock::now(), options_.connect_timeout), kLoopMargin);
   thread_ = std::thread([this] { run_on_loop_thread(); });
   CALLBOARD_TRY(wait_interruptibly(connected_, until, options_.interrupted));
@@ -119,7 +138,8 @@ Status ClientCore::connect() {
   }
   CALLBOARD_TRY(connected_.value());
   CALLBOARD_ASSIGN(std::unique_ptr<ClientMemory> opened,
-                   ClientMemory::connect({record_.memory_socket, self_, options_.memory_limit, admission_}));
+                   ClientMemory::connect(
+                       {record_.memory_socket, self_, options_.memory_limit, admission_, gpu_plugin_}));
   const std::shared_ptr<ClientMemory> memory = std::move(opened);
   std::lock_guard lock(mutex_);
   memory_ = memory;
@@ -307,7 +327,7 @@ Status ClientCore::open_line_on_loop() {
   options.hello.cluster = record_.name;
   options.hello.build = CALLBOARD_VERSION;
   options.hello.pid = record_.foreign_pids ? 0 : pid_;  // 0: our beats alone say that we live
-  options.hello.description = "{}";
+  options.hello.description = description_;
   options.endpoint = record_.coordinator_endpoint;
   options.connect_timeout = options_.connect_timeout;
   Line::Events events;
@@ -473,9 +493,9 @@ FutureValue ClientCore::result_on_loop(const Pending& pending, Outcome outcome) 
       WireValue& wire = outcome.outputs[next++];
       if (auto* handle = std::get_if<TensorHandle>(&wire)) {
         // A value that is an output twice comes twice under one lease, which must end with the last of them.
-        const auto* block = std::get_if<ArenaBlock>(&handle->data);
-        const std::pair<ActorId, LeaseId> lease =
-            block != nullptr ? std::pair(block->owner, block->lease) : std::pair(ActorId{}, LeaseId{0});
+        std::pair<ActorId, LeaseId> lease;
+        if (const auto* block = std::get_if<ArenaBlock>(&handle->data)) lease = {block->owner, block->lease};
+        if (const auto* lent = std::get_if<CudaIpcBlock>(&handle->data)) lease = {lent->owner, lent->lease};
         if (const auto same = by_lease.find(lease); lease.second != 0 && same != by_lease.end()) {
           TensorRef again = same->second;
           again.meta = std::move(handle->meta);

@@ -84,6 +84,7 @@ class ClientCore : public FutureHost, public std::enable_shared_from_this<Client
 
   ClientCore(ClusterRecord record, Client::Options options);
   Status connect();
+  void look_for_gpus();
   Status check_usable() const;  // under mutex_
   Status post_locked(std::function<void()> task);
   template <class Park>
@@ -107,6 +108,8 @@ class ClientCore : public FutureHost, public std::enable_shared_from_this<Client
 
   const ClusterRecord record_;
   const Client::Options options_;
+  const kernels::cuda::ClientPlugin* gpu_plugin_ = nullptr;  // set before the loop's thread starts, like the next
+  std::string description_ = "{}";                           // of the Hello
   const ActorId self_;
   const int pid_;  // of the process that made it: a forked child has no loop thread
   const std::shared_ptr<Messenger> messenger_;

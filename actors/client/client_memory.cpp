@@ -30,13 +30,18 @@ struct ClientMemory::Mappings {
   std::unique_ptr<kernels::SegmentMap> segments;
   std::atomic<MemoryLane*> lane{nullptr};  // for the lane's thread, which may run before `owned_lane` is set
   std::unique_ptr<MemoryLane> owned_lane;
+  std::unique_ptr<kernels::cuda::GpuResults> gpus;  // set before the first owner goes, or never
 
-  ~Mappings() { owned_lane.reset(); }
+  ~Mappings() {
+    gpus.reset();  // gives its leases back over the lane
+    owned_lane.reset();
+  }
 
   void on_owner_gone(const ActorId& owner) {
     MemoryLane* to = lane.load(std::memory_order_acquire);
     if (to != nullptr) to->report_held(owner, segments->held_segments(owner));
     segments->drop_owner(owner);
+    if (to != nullptr && gpus) gpus->owner_gone(owner);
   }
   void on_node_gone() {
     const std::uint64_t one = 1;
@@ -52,6 +57,12 @@ template <class Mappings>
 struct MappedResult {
   std::shared_ptr<Mappings> mappings;
   std::shared_ptr<kernels::MappedBlock> block;
+};
+/// The same for one on a GPU.
+template <class Mappings>
+struct GpuResult {
+  std::shared_ptr<Mappings> mappings;
+  std::shared_ptr<DeviceMemory> memory;
 };
 
 }  // namespace
@@ -75,6 +86,11 @@ Result<std::unique_ptr<ClientMemory>> ClientMemory::connect(Options options) {
   events.node_gone = [raw] { raw->on_node_gone(); };
   CALLBOARD_ASSIGN(mappings->owned_lane,
                    MemoryLane::connect(options.socket, Role::kClient, options.self, std::move(events)));
+  if (options.gpus != nullptr) {
+    CALLBOARD_ASSIGN(mappings->gpus, options.gpus->create(options.self, [raw](const ActorId& owner, LeaseId lease) {
+      raw->owned_lane->release(owner, lease);
+    }));
+  }
   mappings->lane.store(mappings->owned_lane.get(), std::memory_order_release);
   return std::unique_ptr<ClientMemory>(new ClientMemory(std::move(options), std::move(mappings)));
 }
@@ -136,14 +152,8 @@ Result<std::shared_ptr<kernels::Arena>> ClientMemory::arena() {
 
 Result<TensorRef> ClientMemory::open(TensorHandle handle) {
   if (const auto* bytes = std::get_if<InlineBytes>(&handle.data)) return own_copy(std::move(handle.meta), bytes->bytes);
+  if (const auto* lent = std::get_if<CudaIpcBlock>(&handle.data)) return open_on_gpu(handle, *lent);
   const auto* block = std::get_if<ArenaBlock>(&handle.data);
-  if (block == nullptr) {
-    Error error(ErrorCode::kUnsupported,
-                "the result " + handle.meta.to_string() + " lies on a GPU, which this client cannot open",
-                "leave output_device of the device at 'cpu' in the cluster file");
-    release(WireValue(std::move(handle)));
-    return fail(std::move(error));
-  }
   auto mapped = mappings_->segments->open(*block);
   if (!mapped) return fail(std::move(mapped).error());
   auto keep = std::make_shared<MappedResult<Mappings>>();
@@ -153,6 +163,26 @@ Result<TensorRef> ClientMemory::open(TensorHandle handle) {
   result.meta = std::move(handle.meta);
   result.data = keep->block->data();
   result.bytes = keep->block->bytes();
+  result.keep = std::move(keep);
+  return result;
+}
+
+Result<TensorRef> ClientMemory::open_on_gpu(const TensorHandle& handle, const CudaIpcBlock& block) {
+  if (!mappings_->gpus) {
+    release(WireValue(handle));
+    return fail(ErrorCode::kUnsupported,
+                "the result " + handle.meta.to_string() + " lies on a GPU, which this client cannot open",
+                "leave output_device of the device at 'cpu' in the cluster file");
+  }
+  CALLBOARD_ASSIGN(kernels::cuda::GpuResults::Opened opened, mappings_->gpus->open(block));
+  auto keep = std::make_shared<GpuResult<Mappings>>();
+  keep->mappings = mappings_;
+  keep->memory = std::move(opened.memory);
+  TensorRef result;
+  result.meta = handle.meta;
+  result.data = opened.data;
+  result.bytes = block.bytes;
+  result.device = std::shared_ptr<DeviceMemory>(keep, keep->memory.get());
   result.keep = std::move(keep);
   return result;
 }

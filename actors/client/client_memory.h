@@ -9,6 +9,7 @@
 
 #include "messages/tensor_ref.h"
 #include "actors/core/memory_lane.h"
+#include "kernels/cuda/gpu_results.h"
 #include "kernels/memory/arena.h"
 #include "actors/client/admission.h"
 #include "messages/base/fd.h"
@@ -25,6 +26,8 @@ class ClientMemory {
     ActorId self;
     std::uint64_t memory_limit = 0;
     std::shared_ptr<Admission> line = {};  ///< who waits for memory; told when a block goes
+    /// Opens results that lie on GPUs; nullptr: they are refused.
+    const kernels::cuda::ClientPlugin* gpus = nullptr;
   };
   static Result<std::unique_ptr<ClientMemory>> connect(Options options);
   ~ClientMemory();
@@ -36,8 +39,8 @@ class ClientMemory {
   /// The part of its block that starts at `data`, without a lease. nullopt if it does not lie in the arena.
   std::optional<ArenaBlock> find(const void* data) const;
 
-  /// A result as memory of this process. Its lease ends with the last `keep`, or at once if this fails. May ask the
-  /// node actor (the first time for each segment).
+  /// A result as memory of this process, or of a GPU. Its lease ends with the last `keep`, or at once if this fails.
+  /// May ask the node actor (the first time for each segment), or the driver (for each slab).
   Result<TensorRef> open(TensorHandle handle);
   /// Ends the lease of a result that nobody reads.
   void release(const WireValue& value);
@@ -53,6 +56,7 @@ class ClientMemory {
   struct Mappings;
   ClientMemory(Options options, std::shared_ptr<Mappings> mappings);
   Result<std::shared_ptr<kernels::Arena>> arena();
+  Result<TensorRef> open_on_gpu(const TensorHandle& handle, const CudaIpcBlock& block);
 
   const Options options_;
   const std::shared_ptr<Mappings> mappings_;

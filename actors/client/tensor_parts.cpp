@@ -49,6 +49,14 @@ void copy_elements(const TensorRef& from, const TensorRef& to) {
   }
 }
 
+Status check_on_host(const TensorRef& tensor) {
+  if (!tensor.device) return {};
+  return fail(ErrorCode::kUnsupported,
+              "a result " + tensor.meta.to_string() + " lies on GPU " + std::to_string(tensor.device->ordinal()) +
+                  ", where batches and replicas cannot put it together or cut it",
+              "set output_device of the device to cpu in the cluster file");
+}
+
 }  // namespace
 
 Result<std::uint64_t> check_tensor_memory(const std::string& input, const TensorRef& tensor) {
@@ -62,6 +70,11 @@ Result<std::uint64_t> check_tensor_memory(const std::string& input, const Tensor
                std::to_string(tensor.bytes));
   }
   if (*extent != 0 && tensor.data == nullptr) return bad("it has no memory");
+  if (tensor.device) {
+    return fail(ErrorCode::kBadInput, "input '" + input + "', " + tensor.meta.to_string() +
+                                          ": its memory is GPU " + std::to_string(tensor.device->ordinal()) + "'s",
+                "copy it to the host first; the placement decides where the program runs");
+  }
   return extent;
 }
 
@@ -116,12 +129,14 @@ Result<TensorRef> allocate_for_request(TensorMeta meta, const AllocateTensor& ar
 }
 
 Result<TensorRef> tensor_copy(const TensorRef& tensor, const AllocateTensor& allocate) {
+  CALLBOARD_TRY(check_on_host(tensor));
   CALLBOARD_ASSIGN(TensorRef copy, allocate(TensorMeta::contiguous(tensor.meta.dtype, tensor.meta.sizes)));
   copy_elements(tensor, copy);
   return copy;
 }
 
 Result<TensorRef> concatenate(std::span<const TensorRef> parts, std::size_t dim, const AllocateTensor& allocate) {
+  for (const TensorRef& part : parts) CALLBOARD_TRY(check_on_host(part));
   TensorMeta whole = parts.front().meta;
   whole.sizes[dim] = 0;
   for (const auto& part : parts) {

@@ -15,8 +15,8 @@ namespace callboard::actors {
 /// Gives memory for a contiguous tensor, not initialised; Client::allocator() is one. Any thread.
 using AllocateTensor = std::function<Result<TensorRef>(TensorMeta meta)>;
 
-/// The tensor's extent_bytes(); kBadInput naming the input, where its elements reach beyond its memory. Every function
-/// below relies on this check.
+/// The tensor's extent_bytes(); kBadInput naming the input, where its elements reach beyond its memory or lie on a GPU.
+/// Every function below relies on this check.
 Result<std::uint64_t> check_tensor_memory(const std::string& input, const TensorRef& tensor);
 
 /// The elements [start, start + count) along `dim`, which lie within the tensor: a view that shares its memory.
@@ -35,7 +35,7 @@ Result<TensorRef> allocate_private(TensorMeta meta);
 /// devices read it in place.
 Result<TensorRef> allocate_for_request(TensorMeta meta, const AllocateTensor& arena);
 
-/// A contiguous copy in memory from `allocate`.
+/// A contiguous copy in memory from `allocate`. kUnsupported, like concatenate(), for what lies on a GPU.
 Result<TensorRef> tensor_copy(const TensorRef& tensor, const AllocateTensor& allocate);
 /// One after the other along `dim`, contiguous, in memory from `allocate`; one copy. There is at least one part;
 /// kOutputMismatch if dtypes or other sizes differ.

@@ -208,7 +208,8 @@ Json to_json(const ClusterRecord& record) {
               {"coordinator_endpoint", record.coordinator_endpoint},
               {"memory_socket", record.memory_socket},
               {"version", record.version},
-              {"requests_per_client", record.requests_per_client}};
+              {"requests_per_client", record.requests_per_client},
+              {"results_on_gpu", record.results_on_gpu}};
 }
 
 std::optional<ClusterRecord> read_record(const std::string& dir) {
@@ -226,6 +227,7 @@ std::optional<ClusterRecord> read_record(const std::string& dir) {
     record.memory_socket = json.at("memory_socket").get<std::string>();
     record.version = json.at("version").get<std::string>();
     record.requests_per_client = json.value("requests_per_client", record.requests_per_client);
+    record.results_on_gpu = json.value("results_on_gpu", false);
     const std::string ours = pid_namespace();
     record.foreign_pids = json.value("pid_namespace", ours) != ours;
     if (record.foreign_pids) record.node_pid = record.coordinator_pid = 0;

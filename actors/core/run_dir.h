@@ -26,6 +26,7 @@ struct ClusterRecord {
   std::string memory_socket;         ///< "<run dir>/memory.sock"
   std::string version;
   std::size_t requests_per_client = limits::kRequestsPerClientMax;  ///< limits.requests_per_client
+  bool results_on_gpu = false;  ///< some device leaves results there for clients that can open them
 };
 
 /// $CALLBOARD_RUN_DIR, else $XDG_RUNTIME_DIR/callboard, else /tmp/callboard-<uid>. Created 0700 and checked to be ours

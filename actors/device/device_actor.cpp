@@ -23,6 +23,7 @@
 #include "actors/core/transport.h"
 #include "actors/device/constant_store.h"
 #include "actors/device/device_core.h"
+#include "actors/device/device_queries.h"
 #include "kernels/runtime.h"
 #include "messages/base/check.h"
 #include "messages/limits.h"
@@ -74,6 +75,10 @@ class DeviceActor {
       : options_(options), device_(device), self_{options.name, options.incarnation}, loop_(Loop::create()) {
     DeviceCoreOptions core;
     core.self = self_;
+    for (const config::DeviceConfig& other : options_.config.devices) {
+      const bool has_own_memory = device_.kind != "cpu" && other.kind == device_.kind;
+      if (has_own_memory && other.name != device_.name) core.tests_transport_to.insert(other.name);
+    }
     core_ = DeviceCore::create(core);
   }
 
@@ -102,6 +107,8 @@ class DeviceActor {
   void send_coordinator(Message message);
   void flush_coordinator();
   void send_peer(const PeerAddress& peer, const Message& message);
+  void offer_transport(const DeviceCore::OfferTransport& order);
+  void answer_transport(DeviceCore::AnswerTransport asked);
   void run_order(kernels::RunOrder order);
   void release_handle(const WireValue& value);
   void release_own(LeaseId lease);
@@ -112,8 +119,6 @@ class DeviceActor {
   }
   void end_failed_device();
   void answer(const DeviceQuery& query);
-  Result<std::string> answer_text(const DeviceQuery& query);
-  Result<nlohmann::json> answer_profile(const nlohmann::json& arguments);
   void beat();
   void trim();
   std::string description() const;
@@ -199,10 +204,7 @@ Status DeviceActor::start_runtime() {
   runtime.check_outputs = options_.config.checks.outputs;
   runtime.nan_check = options_.config.checks.nan;
   runtime.trace = options_.config.tracing.enabled;
-  for (const config::DeviceConfig& other : options_.config.devices) {
-    if (other.kind == device_.kind) runtime.device_readers.push_back(other.name);
-  }
-  runtime.clients_read_device = device_.output_device == device_.kind;
+  runtime.results_on_device = device_.output_device != "cpu";
   runtime.capture = device_.cuda_graph == "auto";
   runtime.release_lent = [this](const ActorId& owner, LeaseId lease) { lane_->release(owner, lease); };
   runtime.device_failed = [this](const Error& error) {
@@ -332,8 +334,46 @@ void DeviceActor::act(DeviceCore::Action&& action) {
     end_holder(holder->holder);
   } else if (auto* query = std::get_if<DeviceCore::Query>(&action)) {
     answer(query->query);
+  } else if (auto* reply = std::get_if<DeviceCore::AnswerPeer>(&action)) {
+    // Who asked and is gone needs no answer: its own wait ends the test.
+    if (Status sent = hub_->send(reply->peer, reply->message); !sent) {
+      log::warning("answer_not_sent", reply->peer.to_string() + ": " + sent.error().to_string());
+    }
+  } else if (auto* offer = std::get_if<DeviceCore::OfferTransport>(&action)) {
+    offer_transport(*offer);
+  } else if (auto* asked = std::get_if<DeviceCore::AnswerTransport>(&action)) {
+    answer_transport(std::move(*asked));
+  } else if (auto* judge = std::get_if<DeviceCore::JudgeTransport>(&action)) {
+    auto chosen = runtime_->judge_transport(judge->reader, judge->answer);
+    if (!chosen) chosen = TransportChosen{judge->reader, TransportPath::kHostCopy, chosen.error().to_string()};
+    step(DeviceCore::TransportJudged{judge->answer.test, std::move(*chosen)});
   } else if (auto* line = std::get_if<DeviceCore::LogLine>(&action)) {
     log::write(line->level, line->event, line->text);
+  }
+}
+
+void DeviceActor::offer_transport(const DeviceCore::OfferTransport& order) {
+  auto done = [this, order](Result<CudaIpcBlock> block) {
+    loop_->post([this, order, block = std::move(block)]() mutable {
+      step(DeviceCore::TransportOffered{order.reader, order.test, std::move(block)});
+    });
+  };
+  if (Status status = runtime_->offer_transport(order.reader, order.test, std::move(done)); !status) {
+    step(DeviceCore::TransportOffered{order.reader, order.test, fail(std::move(status).error())});
+  }
+}
+
+void DeviceActor::answer_transport(DeviceCore::AnswerTransport asked) {
+  const ActorId exporter = asked.exporter;
+  const std::uint64_t test = asked.order.test;
+  auto done = [this, exporter](TransportTested answer) {
+    loop_->post([this, exporter, answer = std::move(answer)]() mutable {
+      step(DeviceCore::TransportAnswered{exporter, std::move(answer)});
+    });
+  };
+  if (Status status = runtime_->answer_transport(std::move(asked.order), std::move(done)); !status) {
+    step(DeviceCore::TransportAnswered{
+        exporter, TransportTested{test, TransportPath::kHostCopy, {}, status.error().to_string()}});
   }
 }
 
@@ -449,7 +489,7 @@ void DeviceActor::end_failed_device() {
 void DeviceActor::answer(const DeviceQuery& query) {
   DeviceReply reply;
   reply.query = query.query;
-  Result<std::string> text = answer_text(query);
+  Result<std::string> text = answer_query(query, *runtime_, *arena_, *segments_);
   if (text) {
     reply.result = std::move(*text);
   } else {
@@ -457,75 +497,6 @@ void DeviceActor::answer(const DeviceQuery& query) {
     reply.error->actor = self_.to_string();
   }
   send_coordinator(std::move(reply));
-}
-
-/// {"program": hex} and "on": true or false, or "take": the first node to tell of; {"times_ns", "nodes", "runs"}.
-Result<nlohmann::json> DeviceActor::answer_profile(const nlohmann::json& arguments) {
-  constexpr std::size_t kNodesAtOnce = 16'384;  // of their times as text, far below limits::kStringBytesMax
-  const auto refused = [](const std::string& what) {
-    return fail(ErrorCode::kMalformed, "device query 'profile': " + what);
-  };
-  if (!arguments.contains("program") || !arguments["program"].is_string()) return refused("'program' must be a text");
-  CALLBOARD_ASSIGN(const ContentHash program, ContentHash::from_hex(arguments["program"].get<std::string>()));
-  if (arguments.contains("on")) {
-    if (!arguments["on"].is_boolean()) return refused("'on' must be true or false");
-    if (arguments["on"].get<bool>()) {
-      CALLBOARD_TRY(runtime_->begin_profile(program));
-    } else {
-      runtime_->end_profile(program);
-    }
-  }
-  nlohmann::json result = nlohmann::json::object();
-  if (arguments.contains("take")) {
-    if (!arguments["take"].is_number_unsigned()) return refused("'take' must be the number of a node");
-    CALLBOARD_ASSIGN(const kernels::ProfileTimes times,
-                     runtime_->take_profile(program, arguments["take"].get<std::size_t>(), kNodesAtOnce));
-    result = {{"times_ns", times.median_ns}, {"nodes", times.nodes}, {"runs", times.runs}};
-  }
-  return result;
-}
-
-Result<std::string> DeviceActor::answer_text(const DeviceQuery& query) {
-  const auto arguments = nlohmann::json::parse(query.arguments.empty() ? "{}" : query.arguments, nullptr, false);
-  if (!arguments.is_object()) {
-    return fail(ErrorCode::kMalformed, "the arguments of device query '" + query.name + "' are not a JSON object");
-  }
-  nlohmann::json result = nlohmann::json::object();
-  if (query.name == "trace") {
-    if (arguments.contains("on")) {
-      if (!arguments["on"].is_boolean())
-        return fail(ErrorCode::kMalformed, "'on' of device query 'trace' must be true or false");
-      runtime_->set_trace(arguments["on"].get<bool>());
-    }
-    if (arguments.contains("take")) {
-      if (!arguments["take"].is_number_unsigned()) {
-        return fail(ErrorCode::kMalformed, "'take' of device query 'trace' must be a number of bytes");
-      }
-      const auto bytes = std::min<std::size_t>(arguments["take"].get<std::size_t>(), limits::kStringBytesMax / 2);
-      kernels::TraceBatch batch = runtime_->take_trace(bytes);
-      result["events"] = nlohmann::json::parse(batch.events, nullptr, false);
-      result["more"] = batch.more;
-    }
-  } else if (query.name == "memory") {
-    const kernels::ArenaStats stats = arena_->stats();
-    result = {{"reserved_bytes", stats.reserved_bytes},
-              {"resident_bytes", stats.resident_bytes},
-              {"in_use_bytes", stats.in_use_bytes},
-              {"leased_bytes", stats.leased_bytes},
-              {"peak_bytes", stats.peak_bytes},
-              {"leases", stats.leases},
-              {"segments", stats.segments},
-              {"copied_in_bytes", stats.copied_in_bytes},
-              {"mapped_bytes", segments_->mapped_bytes()}};
-  } else if (query.name == "profile") {
-    CALLBOARD_ASSIGN(result, answer_profile(arguments));
-  } else if (query.name == "describe") {
-    result = nlohmann::json::parse(runtime_->describe(), nullptr, false);
-  } else {
-    return fail(ErrorCode::kUsage, "there is no device query '" + query.name + "'",
-                "known: describe, memory, profile, trace");
-  }
-  return result.dump();
 }
 
 void DeviceActor::beat() {
@@ -554,10 +525,15 @@ void DeviceActor::trim() {
 }
 
 std::string DeviceActor::description() const {
-  const nlohmann::json text = {{"kind", device_.kind},
-                               {"threads", device_.threads},
-                               {"memory_limit", device_.memory_limit},
-                               {"runtime", nlohmann::json::parse(runtime_->describe(), nullptr, false)}};
+  const nlohmann::json runtime = nlohmann::json::parse(runtime_->describe(), nullptr, false);
+  nlohmann::json text = {{"kind", device_.kind},
+                         {"threads", device_.threads},
+                         {"memory_limit", device_.memory_limit},
+                         {"runtime", runtime}};
+  // By it the coordinator knows which clients can open this device's memory.
+  if (const auto state = runtime.find("backend_state"); state != runtime.end() && state->is_object()) {
+    text["gpu"] = state->value("uuid", "");
+  }
   return text.dump();
 }
 

@@ -15,6 +15,7 @@
 
 #include "kernels/cuda/device_error.h"
 #include "kernels/cuda/runtime_table.h"
+#include "kernels/cuda_plugin/cuda_capture.h"
 #include "kernels/cuda_plugin/cuda_exchange.h"
 #include "kernels/cuda_plugin/cuda_lending.h"
 #include "kernels/cuda_plugin/cuda_stream.h"
@@ -95,13 +96,18 @@ Result<int> choose(const BackendOptions& options, const std::vector<cuda::Device
 
 class CudaBackend final : public DeviceBackend {
  public:
+  /// Throws c10::Error.
   CudaBackend(int index, cuda::DeviceProperties facts, std::unique_ptr<CudaExchange> exchange)
       : index_(static_cast<c10::DeviceIndex>(index)),
         facts_(std::move(facts)),
         exchange_(std::move(exchange)),
-        events_(std::make_shared<CudaEventPool>(CudaShared{index_, cuda::cuda_runtime(), exchange_->health_record(),
-                                                           exchange_->lending(),
-                                                           at::cuda::MemPool::graph_pool_handle()})) {}
+        graph_pool_(at::cuda::MemPool::graph_pool_handle()),
+        graph_pool_use_(index_, graph_pool_),
+        events_(std::make_shared<CudaEventPool>(
+            CudaShared{index_, cuda::cuda_runtime(), exchange_->health_record(), exchange_->lending(), graph_pool_})) {
+    graph_pool_use_.begin([](cudaStream_t) { return false; });
+    graph_pool_use_.end();  // no more allocations; the use stays, or captured work could not come and go
+  }
 
   std::string_view kind() const override { return "cuda"; }
   c10::Device device() const override { return {c10::DeviceType::CUDA, index_}; }
@@ -155,6 +161,8 @@ class CudaBackend final : public DeviceBackend {
   const c10::DeviceIndex index_;
   const cuda::DeviceProperties facts_;
   const std::unique_ptr<CudaExchange> exchange_;
+  const c10::MempoolId_t graph_pool_;
+  GraphPoolUse graph_pool_use_;
   const std::shared_ptr<CudaEventPool> events_;
 };
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -15,6 +16,7 @@
 #include "kernels/cuda/runtime_table.h"
 #include "kernels/cuda/slab_pool.h"
 #include "kernels/cuda/slab_reader.h"
+#include "kernels/cuda/transport_test.h"
 #include "kernels/cuda_plugin/cuda_stream.h"
 #include "messages/base/check.h"
 
@@ -136,11 +138,63 @@ class CudaExchangeImpl final : public CudaExchange {
     if (block.lease != 0) give_back_(block.owner, block.lease);
   }
 
+  Result<CudaIpcBlock> offer_transport(const ActorId& reader, std::uint64_t test, StreamContext& stream) override {
+    CALLBOARD_ASSIGN(auto offer, cuda::TransportOffer::make(cuda::cuda_runtime(), lender_.health, lender_.pool, reader,
+                                                            raw_of(stream)));
+    CudaIpcBlock block = offer->block();
+    block.lease = on_wire(block.lease);
+    block.mapping = on_wire(block.mapping);
+    std::lock_guard lock(mutex_);
+    offers_.insert_or_assign(test, Offer{reader, std::move(offer)});
+    return block;
+  }
+
+  Result<TransportTested> answer_transport(const CudaIpcBlock& block, StreamContext& stream) override {
+    CALLBOARD_ASSIGN(const cuda::TransportAnswer answer,
+                     cuda::answer_offer(cuda::cuda_runtime(), *lender_.health, *reader_, block, raw_of(stream)));
+    leases_->wake()();
+    return TransportTested{0, answer.path, {answer.read.begin(), answer.read.end()}, answer.problem};
+  }
+
+  TransportChosen judge_transport(const ActorId& reader, const TransportTested& answer) override {
+    std::unique_ptr<cuda::TransportOffer> offer;  // ends here, without the lock
+    {
+      std::lock_guard lock(mutex_);
+      auto found = offers_.extract(answer.test);
+      if (found && found.mapped().reader == reader) offer = std::move(found.mapped().offer);
+    }
+    if (!offer) {
+      return {reader, TransportPath::kHostCopy,
+              answer.problem.empty() ? "the test has ended before its answer came" : answer.problem};
+    }
+    cuda::TransportAnswer found;
+    found.path = answer.path;
+    found.problem = answer.problem;
+    if (answer.read.size() == found.read.size()) std::ranges::copy(answer.read, found.read.begin());
+    cuda::TransportVerdict verdict = offer->judge(found);
+    return {reader, verdict.path, std::move(verdict.reason)};
+  }
+
   void trim() override { static_cast<void>(lender_.pool->trim()); }
   bool release(LeaseId lease) noexcept override {
     return is_device_lease(lease) && lender_.pool->release(in_pool(lease));
   }
-  std::size_t holder_gone(const ActorId& holder) noexcept override { return lender_.pool->holder_gone(holder); }
+  std::size_t holder_gone(const ActorId& holder) noexcept override {
+    std::vector<Offer> ended;  // without the lock
+    {
+      std::lock_guard lock(mutex_);
+      for (auto offer = offers_.begin(); offer != offers_.end();) {
+        if (offer->second.reader != holder) {
+          ++offer;
+          continue;
+        }
+        ended.push_back(std::move(offer->second));
+        offer = offers_.erase(offer);
+      }
+    }
+    ended.clear();
+    return lender_.pool->holder_gone(holder);
+  }
   void owner_gone(const ActorId& owner) noexcept override {
     {
       std::lock_guard lock(mutex_);
@@ -186,13 +240,20 @@ class CudaExchangeImpl final : public CudaExchange {
     return ours->raw();
   }
 
+  /// A test of the way that is under way.
+  struct Offer {
+    ActorId reader;
+    std::unique_ptr<cuda::TransportOffer> offer;
+  };
+
   Lender& lender_;
   const ActorId self_;
   const cuda::Event probe_;
   GiveBack give_back_;
   mutable std::mutex mutex_;
-  std::deque<ActorId> gone_;  // guarded by mutex_
-  std::string why_not_lend_;  // guarded by mutex_
+  std::deque<ActorId> gone_;               // guarded by mutex_
+  std::map<std::uint64_t, Offer> offers_;  // by the test's number; one for each reader. Guarded by mutex_
+  std::string why_not_lend_;               // guarded by mutex_
   std::atomic<bool> cannot_lend_{false};
   std::unique_ptr<cuda::SlabReader> reader_;
   std::unique_ptr<cuda::ReaderThread> leases_;

@@ -10,8 +10,7 @@
 
 namespace callboard::kernels {
 
-/// DeviceExchange over a SlabPool and a SlabReader. A thread of its own (cuda/leases) ends the leases of what was read
-/// once the device is done with it; it parks while there is nothing of that.
+/// DeviceExchange over a SlabPool and a SlabReader, with a ReaderThread.
 class CudaExchange : public DeviceExchange {
  public:
   /// The device is current and initialised. `options` says whose memory it is and how much of it may be used.

@@ -17,14 +17,16 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 CudaLending::CudaLending(c10::DeviceIndex device, std::shared_ptr<cuda::SlabPool> slabs)
     : device_(device), slabs_(std::move(slabs)) {
   const c10::cuda::CUDAGuard guard(device);  // a pool is of the device that is current
-  // Called under the allocator's lock, by which nothing may be thrown: no memory is said by nullptr, and the allocator
-  // tries what else it has before it throws by itself.
+  // Called under the allocator's lock, by which nothing may be thrown: no memory is said by nullptr. The allocator
+  // takes that as cudaErrorMemoryAllocation (allocPrimitive in c10/cuda/CUDACachingAllocator.cpp), frees what it has
+  // cached, asks once more and then throws by itself.
   auto segments = torch::cuda::CUDAPluggableAllocator::createCustomAllocator(
       [pool = slabs_](std::size_t bytes, int, cudaStream_t stream) -> void* {
         return pool->allocate(bytes, reinterpret_cast<cuda::Stream>(stream)).value_or(nullptr);
       },
-      [pool = slabs_](void* segment, std::size_t, int, cudaStream_t stream) {
-        pool->deallocate(segment, reinterpret_cast<cuda::Stream>(stream));
+      [this, pool = slabs_](void* segment, std::size_t, int, cudaStream_t stream) {
+        // A segment may be cached for longer than its stream lives. Streams are waited for before they end.
+        pool->deallocate(segment, reinterpret_cast<cuda::Stream>(is_alive(stream) ? stream : nullptr));
       });
   pool_ = std::make_unique<at::cuda::MemPool>(std::move(segments), /*is_user_created=*/true, /*use_on_oom=*/false,
                                               /*no_split=*/false);
@@ -45,8 +47,10 @@ void CudaLending::remove_stream(cudaStream_t stream) noexcept {
   }
 }
 
-bool CudaLending::is_ours(cudaStream_t stream) const noexcept {
-  if (stream == nullptr || paused_.load() == stream) return false;
+bool CudaLending::is_ours(cudaStream_t stream) const noexcept { return paused_.load() != stream && is_alive(stream); }
+
+bool CudaLending::is_alive(cudaStream_t stream) const noexcept {
+  if (stream == nullptr) return false;
   for (const auto& place : streams_) {
     if (place.load() == stream) return true;
   }
@@ -65,7 +69,9 @@ void CudaLending::end() noexcept {
   std::lock_guard lock(mutex_);
   if (--users_ > 0) return;
   allocator::endAllocateToPool(device_, pool_->id());
-  allocator::releasePool(device_, pool_->id());  // the use that begin counted; the pool's own remains
+  // beginAllocateToPool counts a use of the pool and endAllocateToPool does not give it back; releasePool does
+  // (c10/cuda/CUDACachingAllocator.cpp). The use that the MemPool itself counted remains.
+  allocator::releasePool(device_, pool_->id());
 }
 
 bool CudaLending::release_cached() {

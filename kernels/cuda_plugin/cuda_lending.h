@@ -49,6 +49,7 @@ class CudaLending {
 
  private:
   bool is_ours(cudaStream_t stream) const noexcept;
+  bool is_alive(cudaStream_t stream) const noexcept;
 
   static constexpr std::size_t kStreamsMax = 16;
   const c10::DeviceIndex device_;

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <exception>
 #include <string>
 #include <utility>
 
-#include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/Exception.h>
 
+#include "kernels/cuda_plugin/cuda_capture.h"
 #include "messages/base/check.h"
 
 namespace callboard::kernels {
@@ -18,23 +17,8 @@ namespace {
 
 /// How often a parked thread looks whether the device is still there: of one that failed nobody wakes it.
 constexpr Duration kLook = std::chrono::milliseconds(50);
-
-class CudaCapturedWork final : public CapturedWork {
- public:
-  explicit CudaCapturedWork(std::unique_ptr<at::cuda::CUDAGraph> graph) : graph_(std::move(graph)) {}
-  Status replay() override {
-    try {
-      graph_->replay();
-      return {};
-    } catch (const c10::Error& thrown) {
-      return fail(ErrorCode::kKernelFailed,
-                  std::string("the captured work cannot be replayed: ") + thrown.what_without_backtrace());
-    }
-  }
-
- private:
-  const std::unique_ptr<at::cuda::CUDAGraph> graph_;
-};
+/// For a copy from host memory to begin: as long as a request may take by default.
+constexpr Duration kCopyPatience = std::chrono::seconds(120);
 
 }  // namespace
 
@@ -140,6 +124,14 @@ Status CudaStream::wait(const DeviceEvent& event, TimePoint /*deadline*/) {
 
 Status CudaStream::copy(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return {};
+  cudaPointerAttributes source;
+  CALLBOARD_TRY(note(cudaPointerGetAttributes(&source, from), "cudaPointerGetAttributes"));
+  if (source.type == cudaMemoryTypeUnregistered) {
+    // Not left to cudaMemcpyAsync: it may read pageable memory later, by a thread of the driver's (documented until
+    // CUDA 11) or directly where the device can reach it; of what it has read when it returns nothing is promised ("API
+    // synchronization behavior" in the runtime's reference). The caller gives the memory away at once.
+    return staging_->to_device(to, from, bytes, after(Clock::now(), kCopyPatience));
+  }
   const cuda::Code queued = shared_.runtime.memcpy_async(to, from, bytes, raw());
   if (queued == cuda::kSuccess) return {};
   return shared_.health->note(queued, "cudaMemcpyAsync", std::to_string(bytes) + " bytes");
@@ -181,30 +173,7 @@ Result<std::unique_ptr<CapturedWork>> CudaStream::capture(const std::function<St
   CALLBOARD_CHECK(is_current(), "work is captured on the thread's current stream");
   // What it allocates is the graph's: were it lent or used by others, a replay would write to their memory.
   const CudaLending::Pause pause(shared_.lending, raw_);
-  auto graph = std::make_unique<at::cuda::CUDAGraph>();
-  try {
-    // Only this thread's calls are watched: the communicate stream's thread may allocate and wait meanwhile.
-    graph->capture_begin(shared_.graph_pool, cudaStreamCaptureModeThreadLocal);
-  } catch (const c10::Error& thrown) {
-    shared_.runtime.get_last_error();  // else the next call would report it
-    return fail(ErrorCode::kUnsupported, std::string("no capture can begin: ") + thrown.what_without_backtrace());
-  }
-  Status done;
-  try {
-    done = work();
-  } catch (const std::exception& thrown) {
-    done = fail(ErrorCode::kUnsupported, thrown.what());
-  }
-  std::string refused;
-  try {
-    graph->capture_end();
-  } catch (const c10::Error& thrown) {
-    refused = thrown.what_without_backtrace();
-    shared_.runtime.get_last_error();
-  }
-  if (!done) return fail(std::move(done).error());
-  if (!refused.empty()) return fail(ErrorCode::kUnsupported, "the device refused the capture: " + refused);
-  return std::make_unique<CudaCapturedWork>(std::move(graph));
+  return capture_work(shared_, raw_, work);
 }
 
 }  // namespace callboard::kernels

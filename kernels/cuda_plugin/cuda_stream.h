@@ -27,7 +27,8 @@ struct CudaShared {
   cuda::RuntimeTable& runtime;
   std::shared_ptr<cuda::DeviceHealth> health;
   CudaLending& lending;
-  c10::MempoolId_t graph_pool;  ///< of all captured work: replays follow each other on one stream
+  /// Of all captured work: replays follow each other on one stream. In use as long as the backend lives.
+  c10::MempoolId_t graph_pool;
 };
 
 /// Events without timing, made once and used again. Any thread.

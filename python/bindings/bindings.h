@@ -85,6 +85,9 @@ DType to_dtype(const std::string& name);
 actors::ClientValue to_client_value(py::handle value, const std::string& name);
 py::object from_client_value(const actors::ClientValue& value);
 
+/// What from_client_value() makes of a result on a GPU.
+void define_gpu_tensor(py::module_& module);
+
 py::list plan_list(const actors::Program& program);
 py::list input_list(const ProgramGraph& graph);
 py::dict cluster_dict(const actors::ClusterRecord& record);

@@ -313,11 +313,14 @@ class PyClient {
   }
 
  public:
-  static std::unique_ptr<PyClient> connect(const std::string& cluster, double timeout, std::uint64_t memory_limit) {
+  static std::unique_ptr<PyClient> connect(const std::string& cluster, double timeout, std::uint64_t memory_limit,
+                                           bool gpu_results, const std::string& plugin_folder) {
     actors::Client::Options options;
     options.cluster = cluster;
     options.connect_timeout = to_duration(timeout, "the timeout");
     options.memory_limit = memory_limit;
+    options.gpu_results = gpu_results;
+    options.plugin_folder = plugin_folder;
     options.interrupted = interrupted_by_signal;
     auto client = without_gil([&] { return actors::Client::connect(std::move(options)); });
     rethrow_signal();
@@ -523,7 +526,7 @@ void define_client(py::module_& module) {
   define_program(module);
   py::class_<PyClient>(module, "Client")
       .def_static("connect", &PyClient::connect, py::arg("cluster") = "", py::arg("timeout") = 10.0,
-                  py::arg("memory_limit") = 0)
+                  py::arg("memory_limit") = 0, py::arg("gpu_results") = false, py::arg("plugin_folder") = "")
       .def_property_readonly("cluster", &PyClient::cluster)
       .def_property_readonly("closed", &PyClient::closed)
       .def("load", &PyClient::load, py::arg("program"), py::arg("placement") = py::none(),

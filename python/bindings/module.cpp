@@ -32,6 +32,7 @@ PYBIND11_MODULE(_native, module) {
   python::watch_interpreter_end();
   python::define_errors(module);
   python::define_fragment_builder(module);
+  python::define_gpu_tensor(module);
   python::define_client(module);
   module.def("version", [] { return CALLBOARD_VERSION; });
   module.def("protocol_version", [] { return callboard::kProtocolVersion; });

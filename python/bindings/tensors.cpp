@@ -124,7 +124,7 @@ void delete_unused_capsule(PyObject* capsule) {
   delete_result(static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, kCapsule)));
 }
 
-py::object to_capsule(const actors::TensorRef& result) {
+py::object to_capsule(const actors::TensorRef& result, DLDevice device) {
   auto managed = std::make_unique<Managed>();
   managed->result = result;
   TensorMeta& meta = managed->result.meta;
@@ -134,7 +134,7 @@ py::object to_capsule(const actors::TensorRef& result) {
   if (result.data != nullptr) {
     out.data = result.data + static_cast<std::uint64_t>(meta.storage_offset) * dtype_size(meta.dtype);
   }
-  out.device = {kDLCPU, 0};
+  out.device = device;
   out.ndim = static_cast<std::int32_t>(meta.sizes.size());
   for (const auto& known : kDLNames) {
     if (known.dtype == meta.dtype) out.dtype = {known.code, known.bits, 1};
@@ -149,9 +149,34 @@ py::object to_capsule(const actors::TensorRef& result) {
   return py::reinterpret_steal<py::object>(capsule);
 }
 
+/// A result on a GPU, for DLPack: its reader's stream is known only when it asks.
+class PyGpuTensor {
+ public:
+  explicit PyGpuTensor(actors::TensorRef tensor) : tensor_(std::move(tensor)) {}
+
+  py::tuple dlpack_device() const { return py::make_tuple(static_cast<int>(kDLCUDA), tensor_.device->ordinal()); }
+  /// `stream` as the array API says: None and 1 the legacy default one, 2 that of the thread, else a cudaStream_t; -1:
+  /// none, then the end of the lease is ordered behind the legacy one.
+  py::object dlpack(const py::object& stream, const py::kwargs&) const {
+    constexpr std::intptr_t kLegacy = 1;
+    const std::intptr_t given = stream.is_none() ? kLegacy : py::cast<std::intptr_t>(stream);
+    if (given == 0)
+      throw py::value_error("stream 0 is ambiguous: 1 is the legacy default stream, 2 that of the thread");
+    void* reader = reinterpret_cast<void*>(given == -1 ? kLegacy : given);
+    check_or_raise(without_gil([&] { return tensor_.device->use_on(reader); }));
+    return to_capsule(tensor_, {kDLCUDA, tensor_.device->ordinal()});
+  }
+
+ private:
+  const actors::TensorRef tensor_;
+};
+
 struct ToPython {
   py::object operator()(std::monostate) const { return py::none(); }
-  py::object operator()(const actors::TensorRef& tensor) const { return to_capsule(tensor); }
+  py::object operator()(const actors::TensorRef& tensor) const {
+    if (tensor.device) return py::cast(PyGpuTensor(tensor));
+    return to_capsule(tensor, {kDLCPU, 0});
+  }
   py::object operator()(std::int64_t value) const { return py::int_(value); }
   py::object operator()(double value) const { return py::float_(value); }
   py::object operator()(bool value) const { return py::bool_(value); }
@@ -177,6 +202,12 @@ actors::ClientValue to_client_value(py::handle value, const std::string& name) {
 }
 
 py::object from_client_value(const actors::ClientValue& value) { return std::visit(ToPython{}, value); }
+
+void define_gpu_tensor(py::module_& module) {
+  py::class_<PyGpuTensor>(module, "GpuTensor")
+      .def("__dlpack__", &PyGpuTensor::dlpack, py::arg("stream") = py::none())
+      .def("__dlpack_device__", &PyGpuTensor::dlpack_device);
+}
 
 py::list plan_list(const actors::Program& program) {
   const auto& annotations = program.graph().annotations;

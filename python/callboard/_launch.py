@@ -7,9 +7,7 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -19,6 +17,7 @@ from typing import Any
 
 from callboard import _checked, _native
 from callboard._launch_folder import LaunchFolder, remove_forgotten
+from callboard._programs import connect_client, find_program
 from callboard.cluster import Cluster
 from callboard.errors import CallboardError, ConfigError, StartError, from_fields
 
@@ -183,27 +182,6 @@ class NodeProcess:
         self._folder.remove()
 
 
-def find_program(name: str) -> str:
-    """$CALLBOARD_BIN_DIR, the package's own bin, the build tree's, this Python's, $PATH."""
-    # Not resolved: a build tree holds links to the sources, and its programs are beside it.
-    package = Path(__file__).absolute().parent
-    folders = [package / "bin", package.parent.parent / "bin", Path(sys.executable).parent]
-    chosen = os.environ.get("CALLBOARD_BIN_DIR")
-    if chosen:
-        folders = [Path(chosen).absolute()]
-    for folder in folders:
-        candidate = folder / name
-        if candidate.is_file() and os.access(candidate, os.X_OK):
-            return str(candidate)
-    found = None if chosen else shutil.which(name)
-    if found is None:
-        raise StartError(
-            f"the program '{name}' is not in {', '.join(map(str, folders))}" + ("" if chosen else ", nor in PATH"),
-            hint="CALLBOARD_BIN_DIR names the folder that holds it",
-        )
-    return found
-
-
 # -- start ------------------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +214,7 @@ def _connect(node: NodeProcess, until: float, timeout: float) -> _native.Client:
     run_dir = node.wait_started(until)
     client = None
     try:
-        client = _native.Client.connect(run_dir, max(0.1, until - time.monotonic()))
+        client = connect_client(run_dir, max(0.1, until - time.monotonic()))
         while True:
             left = until - time.monotonic()
             step = max(0.0, min(_READY_STEP_S, left))

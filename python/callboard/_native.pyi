@@ -256,11 +256,23 @@ class ClusterDict(TypedDict):
     memory_socket: str
     version: str
 
+class GpuTensor:
+    """A result that was left on a GPU, for torch.from_dlpack(). Nobody may write to it."""
+
+    def __dlpack__(self, stream: int | None = None, **options: Any) -> Any: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
 class Client:
     """One connection to a cluster. Any thread may call; close() (or the end of the object) cancels what is pending."""
 
     @staticmethod
-    def connect(cluster: str = "", timeout: float = 10.0, memory_limit: int = 0) -> "Client":
+    def connect(
+        cluster: str = "",
+        timeout: float = 10.0,
+        memory_limit: int = 0,
+        gpu_results: bool = False,
+        plugin_folder: str = "",
+    ) -> "Client":
         """`cluster`: a name, a run directory, or empty for the only one that runs."""
 
     @property

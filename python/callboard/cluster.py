@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from callboard import _checked, _native
+from callboard._programs import connect_client
 from callboard.errors import InputError, from_fields
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ def connect(
     seconds = _checked.duration(timeout, "timeout")
     limit = 0 if memory_limit is None else _checked.integer(memory_limit, "memory_limit", 1, 2**63 - 1)
     with _native_errors():
-        return Cluster(_native.Client.connect(address, seconds, limit))
+        return Cluster(connect_client(address, seconds, limit))
 
 
 def empty(

@@ -48,6 +48,11 @@ class Program:
         views of one another, share memory exactly if one device made them and each is above 32 KiB; smaller ones, and
         ones that went through another device, are copies of their own. So clone() a result before writing into it where
         another one of the same call overlaps it and must not change.
+
+        Results of a device with output_device: cuda are CUDA tensors where this process sees its GPU (empty ones come
+        on the CPU). They lie where the device made them and are not to be written to: others read the same memory, so
+        clone() first. They are ordered behind their maker on the stream that is current here; another stream has to
+        wait for that one. They end with their device actor: clone() what must outlive it.
         """
         future = self._submit(args, kwargs, None, True)
         try:

@@ -31,12 +31,14 @@ using namespace callboard::testing;
 namespace {
 
 constexpr std::int64_t kLarge = 1 << 18;
+const ActorId kReader{"fake1", 1};
 
 /// What the fakes do and have done. One device at a time.
 struct FakeDevice {
   std::mutex mutex;
   LeaseId next_lease = LeaseId{1} << 62;
   std::map<LeaseId, std::pair<ActorId, c10::Storage>> lent;  // guarded by mutex
+  std::map<std::uint64_t, ActorId> offers;                   // readers by test; guarded by mutex
   std::atomic<int> lendable{0};
   std::atomic<int> lent_outside{0};  // while nothing was lendable
   std::atomic<int> released_cached{0};
@@ -87,6 +89,8 @@ class FakeStream final : public StreamContext {
   const std::unique_ptr<StreamContext> real_;
 };
 
+const std::string kNonce = "a number that nobody can guess";
+
 class FakeExchange final : public DeviceExchange {
  public:
   void begin_lendable() override { ++fake->lendable; }
@@ -119,6 +123,25 @@ class FakeExchange final : public DeviceExchange {
     return fail(ErrorCode::kTensorLost, "the owner of an input is gone");
   }
   void discard(const CudaIpcBlock& block) noexcept override { release(block.lease); }
+  Result<CudaIpcBlock> offer_transport(const ActorId& reader, std::uint64_t test, StreamContext&) override {
+    if (fake->lend_refused) return fail(ErrorCode::kUnsupported, "no other process reaches this memory");
+    std::lock_guard lock(fake->mutex);
+    fake->offers[test] = reader;
+    CudaIpcBlock block;
+    block.owner = kSelf;
+    block.bytes = kNonce.size();
+    return block;
+  }
+  Result<TransportTested> answer_transport(const CudaIpcBlock&, StreamContext&) override {
+    if (fake->sick) return fail(ErrorCode::kDeviceFailed, "the fake device can run nothing more");
+    return TransportTested{0, TransportPath::kIpc, kNonce, {}};
+  }
+  TransportChosen judge_transport(const ActorId& reader, const TransportTested& answer) override {
+    std::lock_guard lock(fake->mutex);
+    const bool offered = fake->offers.erase(answer.test) > 0;
+    if (offered && answer.read == kNonce) return {reader, answer.path, {}};
+    return {reader, TransportPath::kHostCopy, answer.problem.empty() ? "other bytes" : answer.problem};
+  }
   void trim() override {}
   bool release(LeaseId lease) noexcept override {
     std::lock_guard lock(fake->mutex);
@@ -177,9 +200,24 @@ struct Device {
       return std::make_unique<FakeBackend>();
     });
     options.kind = "fake";
-    options.device_readers = {"fake1"};
     options.device_failed = [this](const Error&) { ++failures; };
     return std::make_unique<TestDevice>(std::move(options));
+  }
+  Result<CudaIpcBlock> offer(std::uint64_t test) {
+    Signal there;
+    Result<CudaIpcBlock> offered = fail(ErrorCode::kInternal, "not called");
+    CALLBOARD_TRY(runtime->runtime().offer_transport(kReader, test, [&](Result<CudaIpcBlock> block) {
+      offered = std::move(block);
+      there.set();
+    }));
+    if (!there.wait()) return fail(ErrorCode::kDeadlineExceeded, "no offer came");
+    return offered;
+  }
+  /// From here on kReader reads where results lie.
+  void prove() {
+    REQUIRE(offer(1));
+    REQUIRE(runtime->runtime().judge_transport(kReader, {1, TransportPath::kIpc, kNonce, {}})->path ==
+            TransportPath::kIpc);
   }
   std::size_t leases() {
     std::lock_guard lock(state.mutex);
@@ -209,11 +247,12 @@ bool is_lent(const WireValue& value) {
 
 TEST_CASE("a device with memory of its own lends to those that read it and copies for all others") {
   Device device;
+  device.prove();
   const Fragment fragment = relus("lend", 1, kLarge, true, 2);
   REQUIRE(device.runtime->load(fragment));
   const at::Tensor x = at::rand({kLarge}) - 0.5;
   RunOrder order = TestDevice::order(fragment, {to_wire(x)});
-  order.edge_holders = {{"fake1", 1}, {"cpu5", 1}};
+  order.edge_holders = {kReader, {"cpu5", 1}};
   const RunResult result = device.runtime->run(std::move(order));
   REQUIRE_FALSE(result.error);
   CHECK_FALSE(is_lent(result.to_client.at(0)));
@@ -234,51 +273,151 @@ TEST_CASE("a device with memory of its own lends to those that read it and copie
   CHECK(device.leases() == 0);  // ended with the run
 }
 
-TEST_CASE("clients get device memory only where that was asked for, and a machine that cannot lend copies") {
+TEST_CASE("clients that can open the device's memory get results there where that was asked for, small ones too") {
   RuntimeOptions options;
-  options.clients_read_device = true;
+  options.results_on_device = GENERATE(true, false);
   Device device(options);
-  const Fragment fragment = relus("to client", 1, kLarge);
-  const at::Tensor x = at::rand({kLarge});
-  const RunResult lent = device.runtime->run(fragment, {to_wire(x)});
-  REQUIRE_FALSE(lent.error);
-  REQUIRE(is_lent(lent.to_client.at(0)));
-  CHECK(
-      device.runtime->runtime().release(std::get<CudaIpcBlock>(std::get<TensorHandle>(lent.to_client[0]).data).lease));
+  const std::int64_t size = GENERATE(kLarge, std::int64_t{16});
+  const Fragment fragment = relus("to client " + std::to_string(size), 1, size, true, 1);
+  REQUIRE(device.runtime->load(fragment));
+  const at::Tensor x = at::rand({size});
+  const auto run = [&](bool client_reads_device) {
+    RunOrder order = TestDevice::order(fragment, {to_wire(x)});
+    order.client_reads_device = client_reads_device;
+    order.edge_holders = {{"cpu5", 1}};
+    RunResult result = device.runtime->run(std::move(order));
+    REQUIRE_FALSE(result.error);
+    REQUIRE(result.to_client.size() == 1);
+    REQUIRE(result.on_edges.size() == 1);
+    CHECK(identical(from_wire(result.on_edges[0]), x));  // the other reader's is a copy, or its bytes
+    return result;
+  };
+  const RunResult blind = run(false);
+  CHECK_FALSE(is_lent(blind.to_client[0]));
+  CHECK(identical(from_wire(blind.to_client[0]), x));
+  const RunResult seeing = run(true);
+  CHECK(is_lent(seeing.to_client[0]) == options.results_on_device);
+  if (is_lent(seeing.to_client[0])) {
+    const auto& block = std::get<CudaIpcBlock>(std::get<TensorHandle>(seeing.to_client[0]).data);
+    CHECK(device.leases() == 1);
+    CHECK(device.runtime->runtime().release(block.lease));
+  }
   CHECK(device.leases() == 0);
   device.state.can_lend = false;
-  const RunResult copied = device.runtime->run(fragment, {to_wire(x)});
-  REQUIRE_FALSE(copied.error);
-  CHECK_FALSE(is_lent(copied.to_client.at(0)));
+  const RunResult copied = run(true);
+  CHECK_FALSE(is_lent(copied.to_client[0]));
   CHECK(identical(from_wire(copied.to_client[0]), x));
+}
+
+TEST_CASE("of an empty result there is nothing to leave on the device") {
+  RuntimeOptions options;
+  options.results_on_device = true;
+  Device device(options);
+  const Fragment fragment = relus("empty", 1, 0);
+  REQUIRE(device.runtime->load(fragment));
+  RunOrder order = TestDevice::order(fragment, {to_wire(at::rand({0}))});
+  order.client_reads_device = true;
+  const RunResult result = device.runtime->run(std::move(order));
+  REQUIRE_FALSE(result.error);
+  CHECK_FALSE(is_lent(result.to_client.at(0)));
 }
 
 TEST_CASE("where the system refuses to lend a block, its reader gets a copy") {
   Device device;
+  device.prove();
   device.state.lend_refused = true;
   const Fragment fragment = relus("refused to lend", 1, kLarge, false, 1);
   REQUIRE(device.runtime->load(fragment));
   const at::Tensor x = at::rand({kLarge});
   RunOrder order = TestDevice::order(fragment, {to_wire(x)});
-  order.edge_holders = {{"fake1", 1}};
+  order.edge_holders = {kReader};
   const RunResult result = device.runtime->run(std::move(order));
   REQUIRE_FALSE(result.error);
   CHECK(identical(from_wire(result.on_edges.at(0)), x));
 }
 
+TEST_CASE(
+    "DC-5: a device gets copies until a test has shown that it reads this one's memory, and again after its end") {
+  Device device;
+  const Fragment fragment = relus("shown", 1, kLarge, false, 1);
+  REQUIRE(device.runtime->load(fragment));
+  const at::Tensor x = at::rand({kLarge});
+  const auto lent_now = [&] {
+    RunOrder order = TestDevice::order(fragment, {to_wire(x)});
+    order.edge_holders = {kReader};
+    const RunResult result = device.runtime->run(std::move(order));
+    REQUIRE_FALSE(result.error);
+    const bool lent = is_lent(result.on_edges.at(0));
+    if (lent) {
+      device.runtime->runtime().release(std::get<CudaIpcBlock>(std::get<TensorHandle>(result.on_edges[0]).data).lease);
+    } else {
+      CHECK(identical(from_wire(result.on_edges[0]), x));
+    }
+    return lent;
+  };
+  DeviceRuntime& runtime = device.runtime->runtime();
+  CHECK_FALSE(lent_now());
+  REQUIRE(device.offer(1));
+  const auto wrong = runtime.judge_transport(kReader, {1, TransportPath::kIpc, "a guess", {}});
+  REQUIRE(wrong);
+  CHECK(wrong->path == TransportPath::kHostCopy);
+  CHECK_FALSE(lent_now());
+  device.prove();
+  CHECK(lent_now());
+  const auto late = runtime.judge_transport(kReader, {1, TransportPath::kHostCopy, {}, "it comes too late"});
+  CHECK(late->reason == "it comes too late");
+  CHECK(lent_now());  // what has been shown stays
+  runtime.holder_gone(kReader);
+  CHECK_FALSE(lent_now());
+}
+
+TEST_CASE("DC-5: a device answers another one's test, also where its own has failed, which it tells") {
+  Device device;
+  const auto answer = [&] {
+    Signal there;
+    TransportTested answered;
+    TestTransport order;
+    order.test = 9;
+    REQUIRE(device.runtime->runtime().answer_transport(std::move(order), [&](TransportTested tested) {
+      answered = std::move(tested);
+      there.set();
+    }));
+    REQUIRE(there.wait());
+    return answered;
+  };
+  CHECK(answer() == TransportTested{9, TransportPath::kIpc, kNonce, {}});
+  device.state.sick = true;
+  const TransportTested failed = answer();
+  CHECK(failed.test == 9);
+  CHECK(failed.path == TransportPath::kHostCopy);
+  CHECK(failed.problem.find("nothing more") != std::string::npos);
+  device.runtime.reset();  // after which the stream's thread has told it
+  CHECK(device.failures == 1);
+}
+
+TEST_CASE("DC-5: a device whose memory is the host's has nothing to test") {
+  TestDevice cpu;
+  const Status offered = cpu.runtime().offer_transport(kReader, 1, [](Result<CudaIpcBlock>) {});
+  REQUIRE_FALSE(offered);
+  CHECK(offered.error().code == ErrorCode::kUnsupported);
+  CHECK_FALSE(cpu.runtime().answer_transport({}, [](TransportTested) {}));
+  CHECK_FALSE(cpu.runtime().judge_transport(kReader, {}));
+}
+
 TEST_CASE("an input that goes out again is copied before it is lent") {
   Device device;
+  device.prove();
   FragmentMaker maker("passed on");
   maker.output(maker.input(tensor_spec(DType::kFloat32, {kLarge})), false, 1);
   const Fragment fragment = maker.build();
   REQUIRE(device.runtime->load(fragment));
   const at::Tensor x = at::rand({kLarge});
   RunOrder order = TestDevice::order(fragment, {to_wire(x)});
-  order.edge_holders = {{"fake1", 1}};
+  order.edge_holders = {kReader};
   const RunResult result = device.runtime->run(std::move(order));
   REQUIRE_FALSE(result.error);
   CHECK(is_lent(result.on_edges.at(0)));
-  device.runtime->runtime().holder_gone({"fake1", 1});
+  device.runtime->runtime().holder_gone(kReader);
   CHECK(device.leases() == 0);
 }
 
@@ -405,7 +544,7 @@ TEST_CASE("a result made of memory whose owner went meanwhile is not shown") {
   const Fragment first = relus("owner", 1, kLarge, false, 1);
   REQUIRE(device.runtime->load(first));
   RunOrder order = TestDevice::order(first, {to_wire(at::rand({kLarge}))});
-  order.edge_holders = {{"fake1", 1}};
+  order.edge_holders = {kReader};
   const RunResult lent = device.runtime->run(std::move(order));
   REQUIRE_FALSE(lent.error);
   device.runtime->runtime().owner_gone(kSelf);

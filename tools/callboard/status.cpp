@@ -65,11 +65,27 @@ std::string actors_table(const json& status, const actors::ClusterRecord& record
   return table.text(console, 1) + (problems.empty() ? "" : "\n" + problems);
 }
 
+/// How results get from one device with memory of its own to another.
+std::string transports_table(const json& status, const Console& console) {
+  Table table({"FROM", "TO", "BY", "WHY"});
+  bool any = false;
+  for (const json& actor : status.value("actors", json::array())) {
+    for (const json& transport : actor.value("transports", json::array())) {
+      const std::string path = word(transport, "path");
+      table.add({word(actor, "name"), word(transport, "reader"), path, word(transport, "reason")},
+                path == "host copy" ? Style::kWarn : Style::kGood);
+      any = true;
+    }
+  }
+  return any ? "\n" + table.text(console, 2) : std::string();
+}
+
 std::string text_of(const json& status, const actors::ClusterRecord& record, const Console& console, bool& degraded) {
   const json requests = status.value("requests", json::object());
   const json counters = status.value("counters", json::object());
   std::string out = "cluster '" + record.name + "' (epoch " + number(status, "epoch") + ", " + record.run_dir + ")\n\n";
   out += actors_table(status, record, console, degraded);
+  out += transports_table(status, console);
   out += "\nclients " + std::to_string(status.value("clients", json::array()).size()) + ", programs " +
          std::to_string(status.value("programs", json::array()).size()) + ", requests: waiting " +
          number(requests, "waiting") + ", running " + number(requests, "running") + ", ok " + number(counters, "ok") +

@@ -22,7 +22,7 @@ ALLOWED = {
     "actors/core": ["messages", "config", "kernels/memory"],
     "actors/coordinator": ["messages", "config", "actors/core"],
     "actors/node": ["messages", "config", "kernels/memory", "actors/core"],
-    "actors/client": ["messages", "kernels/memory", "actors/core"],
+    "actors/client": ["messages", "kernels/memory", "kernels/cuda/gpu_results.h", "actors/core"],
     "actors/device": ["messages", "config", "kernels/memory", "kernels/runtime.h", "actors/core"],
     "python": ["messages", "config", "kernels", "actors"],
     "tools": ["messages", "config", "kernels", "actors", "python"],

@@ -1,5 +1,5 @@
 # CALLBOARD_CUDA=AUTO builds what needs CUDA where nvcc and a CUDA build of torch are found, ON insists, OFF does not.
-# Leaves CALLBOARD_WITH_CUDA, CUDA as a language, and callboard::dep_torch_cuda.
+# Leaves CALLBOARD_WITH_CUDA, CUDA as a language, callboard::dep_torch_cuda and callboard::dep_cudart.
 set(CALLBOARD_WITH_CUDA OFF)
 if(NOT CALLBOARD_TORCH OR CALLBOARD_CUDA STREQUAL "OFF")
   return()
@@ -61,12 +61,19 @@ if(NOT callboard_torch_cuda STREQUAL callboard_nvcc_major)
   callboard_no_cuda("nvcc is of CUDA ${CMAKE_CUDA_COMPILER_VERSION}, torch of CUDA ${callboard_torch_cuda}")
 endif()
 
+# The runtime alone, without LibTorch.
+add_library(callboard_dep_cudart INTERFACE)
+target_include_directories(callboard_dep_cudart SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+target_link_libraries(callboard_dep_cudart INTERFACE ${CALLBOARD_CUDART})
+get_filename_component(callboard_cudart_folder "${CALLBOARD_CUDART}" DIRECTORY)
+target_link_options(callboard_dep_cudart INTERFACE "LINKER:-rpath,${callboard_cudart_folder}")
+add_library(callboard::dep_cudart ALIAS callboard_dep_cudart)
+
 add_library(callboard_dep_torch_cuda INTERFACE)
 target_include_directories(callboard_dep_torch_cuda SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 # Also where no symbol of it is used: loading it is what registers the operators' kernels.
 target_link_libraries(callboard_dep_torch_cuda INTERFACE callboard::dep_torch
   -Wl,--no-as-needed torch_cuda c10_cuda -Wl,--as-needed ${CALLBOARD_CUDART})
-get_filename_component(callboard_cudart_folder "${CALLBOARD_CUDART}" DIRECTORY)
 target_link_options(callboard_dep_torch_cuda INTERFACE "LINKER:-rpath,${callboard_cudart_folder}"
   "LINKER:-rpath-link,${callboard_cudart_folder}" "LINKER:--allow-shlib-undefined")
 add_library(callboard::dep_torch_cuda ALIAS callboard_dep_torch_cuda)

@@ -25,6 +25,7 @@ FakeCluster::FakeCluster(Options options) {
   record.memory_socket = dir_.path + "/memory.sock";
   record.version = "0.0.0-test";
   record.requests_per_client = options.requests_per_client;
+  record.results_on_gpu = options.results_on_gpu;
   REQUIRE(write_record(record));
   loop_ = Loop::create();
   messenger_ = Messenger::create();
@@ -137,6 +138,7 @@ FakeDevice::FakeDevice(const FakeCluster& cluster) {
   events.lease_released = [this](LeaseId lease) {
     if (arena_ != nullptr) arena_->release(lease);
     std::lock_guard lock(mutex_);
+    given_back_.insert(lease);
     released_.notify_all();
   };
   events.owner_gone = [](const ActorId&) {};
@@ -179,6 +181,11 @@ std::string FakeDevice::read(const TensorHandle& handle) {
   std::string bytes(static_cast<const char*>(data) + block.offset, block.bytes);
   ::munmap(data, segment->bytes);
   return bytes;
+}
+
+bool FakeDevice::await_released(LeaseId lease) {
+  std::unique_lock lock(mutex_);
+  return released_.wait_for(lock, kPatience, [&] { return given_back_.count(lease) != 0; });
 }
 
 bool FakeDevice::await_leases(std::uint64_t count) {

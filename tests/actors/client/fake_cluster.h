@@ -29,6 +29,7 @@ struct FakeClusterOptions {
   std::function<Status(const Hello&)> admit = [](const Hello&) -> Status { return {}; };
   bool listens = true;
   std::size_t requests_per_client = limits::kRequestsPerClientMax;
+  bool results_on_gpu = false;
 };
 
 class FakeCluster {
@@ -97,12 +98,15 @@ class FakeDevice {
   std::string read(const TensorHandle& handle);
   /// True once so many leases exist, within kPatience.
   bool await_leases(std::uint64_t count);
+  /// True once this lease was given back, whether the arena knows it or not, within kPatience.
+  bool await_released(LeaseId lease);
 
  private:
   ActorId self_{"cpu0", 1};
   kernels::Arena* arena_ = nullptr;
   std::mutex mutex_;
   std::condition_variable released_;
+  std::set<LeaseId> given_back_;  // guarded by mutex_
   std::shared_ptr<MemoryLane> lane_;
 };
 

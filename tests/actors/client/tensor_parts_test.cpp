@@ -27,7 +27,32 @@ std::vector<std::int32_t> elements(const TensorRef& tensor) {
   return values;
 }
 
+/// Memory that nobody here may touch.
+class FarMemory final : public DeviceMemory {
+ public:
+  int ordinal() const override { return 1; }
+  Status use_on(void*) override { return {}; }
+  Status check() const override { return {}; }
+};
+
 }  // namespace
+
+TEST_CASE("what lies on a GPU is neither copied nor put together, nor taken as an argument", "[tensor_parts]") {
+  TensorRef far = counted({4, 3});
+  far.device = std::make_shared<FarMemory>();
+  const auto input = check_tensor_memory("x", far);
+  REQUIRE_FALSE(input);
+  CHECK(input.error().code == ErrorCode::kBadInput);
+  CHECK(input.error().message.find("input 'x'") != std::string::npos);
+  CHECK(tensor_slice(far, 0, 1, 2).device == far.device);
+  const auto copied = tensor_copy(far, allocate_private);
+  REQUIRE_FALSE(copied);
+  CHECK(copied.error().code == ErrorCode::kUnsupported);
+  const TensorRef parts[] = {counted({1, 3}), far};
+  const auto whole = concatenate(parts, 0, allocate_private);
+  REQUIRE_FALSE(whole);
+  CHECK(whole.error().code == ErrorCode::kUnsupported);
+}
 
 TEST_CASE("a slice is a view of the rows it names", "[tensor_parts]") {
   const TensorRef whole = counted({4, 3});

@@ -21,6 +21,7 @@
 #include "kernels/device_backend.h"
 #include "tests/kernels/cuda_plugin/handle_text_cuda.h"
 #include "tests/kernels/cuda_plugin/peer_process_cuda.h"
+#include "tests/kernels/cuda_plugin/prove_transport_cuda.h"
 #include "tests/kernels/support/fragment_maker.h"
 #include "tests/kernels/support/gpu.h"
 #include "tests/kernels/support/test_device.h"
@@ -48,7 +49,6 @@ double median(std::vector<double> values) {
 RuntimeOptions on_gpu(bool capture) {
   RuntimeOptions options;
   options.kind = "cuda";
-  options.device_readers = {"cuda1"};
   options.capture = capture;
   return options;
 }
@@ -115,6 +115,11 @@ void hand_over(const char* peer_program) {
   TestDevice device(on_gpu(false));
   PeerProcess peer(peer_program);
   if (peer.read() != "ready") std::exit(1);
+  const TransportChosen way = prove_transport(device.runtime(), peer);
+  if (way.path == TransportPath::kHostCopy) {
+    std::fprintf(stderr, "no hand-over between two processes here: %s\n", way.reason.c_str());
+    std::exit(1);
+  }
   for (const std::int64_t mebibytes : {1, 16, 128, 1024}) {
     const std::int64_t size = mebibytes << 18;
     FragmentMaker maker("hand over " + std::to_string(mebibytes));
@@ -125,7 +130,7 @@ void hand_over(const char* peer_program) {
     std::vector<double> read;
     for (int i = 0; i < kRounds; ++i) {
       RunOrder order = TestDevice::order(fragment, {});
-      order.edge_holders = {{"cuda1", 1}};
+      order.edge_holders = {kCudaPeer};
       RunResult result;
       run.push_back(microseconds([&] { result = device.run(std::move(order)); }));
       must(result);

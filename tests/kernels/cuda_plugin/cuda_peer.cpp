@@ -1,6 +1,7 @@
 // The other process of an IPC hand-over. Reads handles, one a line, from stdin; answers each with "values", the sum of
 // the elements, the first and the last one, and the time from handle to values; then with "released" and the number of
-// each lease that it gives back. What it finds wrong is "error" and the text. Ends with stdin.
+// each lease that it gives back. "test" and a handle is the test of the way: "tested", the path, what was read and what
+// was wrong. What it finds wrong is "error" and the text. Ends with stdin.
 #include <chrono>
 #include <cstdio>
 #include <iostream>
@@ -31,6 +32,14 @@ void say(const Parts&... parts) {
   (std::cout << ... << parts) << std::endl;
 }
 
+/// "-" where nothing was read.
+void answer_test(DeviceExchange& exchange, const std::string& handle, StreamContext& stream) {
+  const auto answer = exchange.answer_transport(std::get<CudaIpcBlock>(testing::from_line(handle).data), stream);
+  if (!answer) return say("error ", answer.error().to_string());
+  say("tested ", static_cast<int>(answer->path), ' ', answer->read.empty() ? "-" : testing::to_hex(answer->read), ' ',
+      answer->problem);
+}
+
 int serve() {
   if (!testing::why_no_gpu().empty()) {
     say("error ", testing::why_no_gpu());
@@ -54,6 +63,10 @@ int serve() {
   const CurrentStreamGuard current(**stream);
   say("ready");
   for (std::string line; std::getline(std::cin, line);) {
+    if (line.starts_with("test ")) {
+      answer_test(*(*backend)->exchange(), line.substr(5), **stream);
+      continue;
+    }
     const auto begin = std::chrono::steady_clock::now();
     auto value = importer.import(testing::from_line(line), stream->get());
     if (!value) {

@@ -17,6 +17,7 @@
 #include "kernels/cuda/slab_pool.h"
 #include "tests/kernels/cuda_plugin/handle_text_cuda.h"
 #include "tests/kernels/cuda_plugin/peer_process_cuda.h"
+#include "tests/kernels/cuda_plugin/prove_transport_cuda.h"
 #include "tests/kernels/support/fragment_maker.h"
 #include "tests/kernels/support/gpu.h"
 #include "tests/kernels/support/test_device.h"
@@ -33,7 +34,6 @@ constexpr std::int64_t kLarge = 1 << 22;
 RuntimeOptions on_gpu() {
   RuntimeOptions options;
   options.kind = "cuda";
-  options.device_readers = {"cuda1"};
   return options;
 }
 
@@ -99,13 +99,14 @@ TEST_CASE("another process reads a GPU result where it lies, after its writer, a
   TestDevice device(on_gpu());
   PeerProcess peer(CALLBOARD_CUDA_PEER);
   REQUIRE(peer.read() == "ready");
+  REQUIRE(prove_transport(device.runtime(), peer).path == TransportPath::kIpc);
   // The kernel takes long: whoever reads without waiting for the event reads something else.
   const Fragment fragment = of_operator("cbgpu::spin_add", {100.0, 2.0}, kLarge, false, 1);
   REQUIRE(device.load(fragment));
   for (int i = 0; i < 4; ++i) {
     const at::Tensor x = at::arange(kLarge, at::kFloat) + i;
     RunOrder order = TestDevice::order(fragment, {to_wire(x)});
-    order.edge_holders = {{"cuda1", 1}};
+    order.edge_holders = {kCudaPeer};
     const RunResult result = device.run(std::move(order));
     REQUIRE_FALSE(result.error);
     peer.send(to_line(std::get<TensorHandle>(result.on_edges.at(0))));
@@ -120,11 +121,12 @@ TEST_CASE("another process reads a GPU result where it lies, after its writer, a
     CHECK(first == i + 2);
     CHECK(last == x[-1].item<double>() + 2);
     CHECK(sum == (x + 2).sum(at::kDouble).item<double>());
-    const std::string released = peer.read();
-    // As the reader gives it back: it has the slab open still.
-    const LeaseId lease = lent(result.on_edges[0]).lease | cuda::kKeepsSlabOpen;
-    CHECK(released == "released " + std::to_string(lease));
-    CHECK(device.runtime().release(lease));
+    // With the word that it keeps the slab open.
+    LeaseId released = 0;
+    std::istringstream(peer.read()) >> word >> released;
+    CHECK(word == "released");
+    CHECK(released == (lent(result.on_edges[0]).lease | cuda::kKeepsSlabOpen));
+    CHECK(device.runtime().release(released));
     CHECK_FALSE(device.runtime().release(lent(result.on_edges[0]).lease));
   }
 }
@@ -136,11 +138,12 @@ TEST_CASE("a result keeps its values while others run, until its lease ends", "[
   REQUIRE(device.load(fragment));
   const auto run = [&](double start) {
     RunOrder order = TestDevice::order(fragment, {to_wire(at::ones({kLarge}) * start)});
-    order.edge_holders = {{"cuda1", 1}};
+    order.edge_holders = {kCudaPeer};
     return device.run(std::move(order));
   };
   PeerProcess peer(CALLBOARD_CUDA_PEER);
   REQUIRE(peer.read() == "ready");
+  REQUIRE(prove_transport(device.runtime(), peer).path == TransportPath::kIpc);
   const RunResult kept = run(1);
   REQUIRE_FALSE(kept.error);
   for (int i = 0; i < 8; ++i) {
@@ -155,13 +158,16 @@ TEST_CASE("a result keeps its values while others run, until its lease ends", "[
 TEST_CASE("a handle whose lease has ended is lost, not garbage", "[gpu]") {
   CALLBOARD_NEEDS_GPU();
   TestDevice device(on_gpu());
+  PeerProcess peer(CALLBOARD_CUDA_PEER);
+  REQUIRE(peer.read() == "ready");
+  REQUIRE(prove_transport(device.runtime(), peer).path == TransportPath::kIpc);
   const Fragment fragment = additions("stale", 1, kLarge, false, 1);
   REQUIRE(device.load(fragment));
   RunOrder order = TestDevice::order(fragment, {to_wire(at::ones({kLarge}))});
-  order.edge_holders = {{"cuda1", 1}};
+  order.edge_holders = {kCudaPeer};
   const RunResult result = device.run(std::move(order));
   REQUIRE_FALSE(result.error);
-  device.runtime().holder_gone({"cuda1", 1});
+  device.runtime().holder_gone(kCudaPeer);
   const RunResult read = device.run(additions("reads stale", 1, kLarge), {result.on_edges.at(0)});
   REQUIRE(read.error);
   CHECK(read.error->code == ErrorCode::kTensorLost);
@@ -196,6 +202,35 @@ TEST_CASE("an operator that cannot be captured is named and its fragment runs al
   const std::string told = device.runtime().describe();
   INFO(told);
   CHECK(told.find("not captured: node 104 (aten::nonzero)") != std::string::npos);
+}
+
+TEST_CASE("a capture that fails leaves nothing behind, and captured fragments may come and go", "[gpu]") {
+  CALLBOARD_NEEDS_GPU();
+  TestDevice device(on_gpu());
+  const at::Tensor x = at::ones({10'000});
+  const auto capture_and_unload = [&](const std::string& name) {
+    const Fragment fragment = additions(name, 16, 10'000);
+    for (int i = 0; i < 4; ++i) CHECK(identical(device.result(fragment, {x}), x + 16));
+    CHECK(device.runtime().describe().find("captured, 3 replays") != std::string::npos);
+    device.runtime().unload(fragment.program);
+  };
+  capture_and_unload("the first one");
+  FragmentMaker waits("waits for the device");
+  ValueId value_now = waits.input(tensor_spec(DType::kFloat32, {10'000}));
+  for (int i = 0; i < 4; ++i) {
+    value_now = waits.node("aten::relu", {value(value_now)}, {}, tensor_spec(DType::kFloat32, {10'000}));
+  }
+  waits.output(waits.node("aten::nonzero", {value(value_now)}));
+  const Fragment refused = waits.build();
+  for (int i = 0; i < 3; ++i) CHECK(device.result(refused, {x}).size(0) == 10'000);
+  // The generator counts as one that is captured no longer, and allocations are the device's again.
+  FragmentMaker random("random after it");
+  random.output(random.node("aten::rand_like", {value(random.input(tensor_spec(DType::kFloat32, {10'000})))}, {},
+                            tensor_spec(DType::kFloat32, {10'000})));
+  const Fragment draws = random.build();
+  CHECK_FALSE(identical(device.result(draws, {x}), device.result(draws, {x})));
+  capture_and_unload("another one");
+  capture_and_unload("and one more");
 }
 
 TEST_CASE("a kernel that leaves another stream current is found, and the next one runs on the right one", "[gpu]") {
