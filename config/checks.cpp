@@ -29,10 +29,13 @@ class Checks {
     check_retry();
     check_times();
     check_tracing();
+    check_python_kernels();
     expand_devices();
     check_paths();
     check_memory();
     check_kinds();
+    check_python_devices();
+    check_python_here();
   }
 
  private:
@@ -92,6 +95,59 @@ class Checks {
     findings_.warning(ErrorCode::kConfigConflict, place.at, place.width,
                       "tracing.file is given, but tracing.enabled is false",
                       "add enabled: true, or nothing is recorded");
+  }
+
+  // -- Python kernels
+  // -----------------------------------------------------------------------------------------------------
+
+  static Place place_of(const KernelRead& read, std::string_view key) {
+    const auto found = read.given.find(key);
+    return found == read.given.end() ? read.place : found->second;
+  }
+
+  void check_python_kernels() {
+    std::map<std::string, std::string> targets;
+    for (KernelRead& read : read_.kernels) {
+      const PythonKernelConfig& kernel = read.kernel;
+      if (!read.given.contains("target")) {
+        error(ErrorCode::kConfigMissing, read.place, read.label + " has no target",
+              "name the function, as in {target: \"my_module:my_function\"}");
+      } else if (!is_python_target(kernel.target)) {
+        error(ErrorCode::kConfigOutOfRange, place_of(read, "target"),
+              read.label + ".target is '" + shown(kernel.target) + "', which is not of the form module:function",
+              "as in my_module:my_function; both may have dots");
+      } else if (const auto [owner, fresh] = targets.try_emplace(kernel.target, read.label); !fresh) {
+        error(ErrorCode::kConfigConflict, place_of(read, "target"),
+              "the function '" + shown(kernel.target) + "' is named by " + owner->second + " and by " + read.label,
+              "remove one");
+      }
+      if (read.given.contains("random") && !read.given.contains("schema")) {
+        error(ErrorCode::kConfigConflict, place_of(read, "random"), read.label + ".random is given without a schema",
+              "remove it: a decorated function says it itself, @callboard.kernel(deterministic=False)");
+      }
+      if (read.given.contains("schema") && kernel.schema.find("::") == std::string::npos) {
+        error(ErrorCode::kConfigOutOfRange, place_of(read, "schema"),
+              read.label + ".schema is '" + shown(kernel.schema) + "', which names no operator with a namespace",
+              "as in \"my::scale(Tensor x, float factor) -> Tensor\"");
+      }
+      if (read.given.contains("warm_up") && !is_python_name(kernel.warm_up)) {
+        error(ErrorCode::kConfigOutOfRange, place_of(read, "warm_up"),
+              read.label + ".warm_up is '" + shown(kernel.warm_up) + "', which is not a function's name",
+              "it is looked for in the target's own module");
+      }
+      read_.config.python.kernels.push_back(std::move(read.kernel));
+    }
+  }
+
+  /// Kernels without a device that runs them.
+  void check_python_devices() {
+    const auto runs = [](const DeviceConfig& device) { return device.python == "inline"; };
+    if (read_.config.python.kernels.empty() || read_.config.devices.empty()) return;
+    if (std::any_of(read_.config.devices.begin(), read_.config.devices.end(), runs)) return;
+    const Place place = place_of("python.kernels");
+    findings_.warning(ErrorCode::kConfigConflict, place.at, place.width,
+                      "python.kernels names kernels, but every device has python: none",
+                      "remove `python: none` from a device, or they cannot run");
   }
 
   // -- devices
@@ -201,6 +257,8 @@ class Checks {
       device.uuid = entry.uuid;
       device.output_device = entry.output_device;
       device.cuda_graph = entry.cuda_graph;
+      device.python = entry.python;
+      if (entry.python == "auto") device.python = read_.config.python.kernels.empty() ? "none" : "inline";
       if (check_device(read, device)) read_.config.devices.push_back(std::move(device));
     }
   }
@@ -288,6 +346,19 @@ class Checks {
       findings_.warning(ErrorCode::kUnsupported, place.at, place.width,
                         "this installation has no backend for devices of kind '" + kind + "'",
                         "the cluster does not start here");
+    }
+  }
+
+  /// Likewise.
+  void check_python_here() {
+    if (machine_.python) return;
+    for (const DeviceConfig& device : read_.config.devices) {
+      if (device.python != "inline") continue;
+      const Place place = place_of(read_.given.contains("python.kernels") ? "python.kernels" : "devices");
+      findings_.warning(ErrorCode::kUnsupported, place.at, place.width,
+                        "this installation cannot run Python kernels, which device '" + device.name + "' is to run",
+                        "the cluster does not start here");
+      return;
     }
   }
 

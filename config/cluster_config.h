@@ -24,6 +24,21 @@ struct DeviceConfig {
   std::uint64_t memory_limit = 0;     ///< bytes of results and activations; 0: what the machine has left
   std::string output_device = "cpu";  ///< cuda: where results for clients lie, cpu | cuda | cuda_only
   std::string cuda_graph = "auto";    ///< cuda: auto | never
+  std::string python = "none";        ///< its GIL domain: none | inline
+};
+
+/// A Python function that devices with a GIL domain may run.
+struct PythonKernelConfig {
+  std::string target;   ///< "module:function"
+  std::string schema;   ///< empty: the function says it (@callboard.kernel)
+  bool random = false;  ///< with `schema` only
+  std::string warm_up;  ///< a function of the same module; empty: none but the function's own
+};
+
+struct PythonConfig {
+  std::string executable;         ///< absolute; empty: the Python that Callboard was built with
+  std::vector<std::string> path;  ///< absolute folders, in front of sys.path
+  std::vector<PythonKernelConfig> kernels;
 };
 
 struct RestartConfig {
@@ -76,6 +91,7 @@ struct ClusterConfig {
   LogConfig log;
   TracingConfig tracing;
   ChecksConfig checks;
+  PythonConfig python;
 };
 
 /// Parses and validates. `file` is only used in error messages. All findings at once (at most 50, sorted by position)

@@ -73,6 +73,7 @@ Machine Machine::here() {
   machine.memory_bytes = installed == 0 ? 0 : std::min(installed, cgroup_bytes());
   machine.run_root = run_root_rule();
   machine.device_kinds = {"cpu"};
+  machine.python = has_plugin("python");
   if (has_plugin("cuda")) machine.device_kinds.emplace_back("cuda");
   return machine;
 }

@@ -54,7 +54,7 @@ class Reader {
                       "the file holds " + kind_name(root) + " where it should hold keys", kSmallest);
     } else {
       Draft draft;
-      read_map(root, "", "", draft, out.given, &out.devices);
+      read_map(root, "", "", draft, out.given, &out);
       out.config = std::move(draft.config);
       if (!devices_seen_)
         findings_.error(ErrorCode::kConfigMissing, root.at, 1, "the key 'devices' is missing", kSmallest);
@@ -68,7 +68,7 @@ class Reader {
   }
 
   void read_map(const DocumentNode& map, std::string_view section, const std::string& label, Draft& draft,
-                Places& given, std::vector<EntryRead>* devices) {
+                Places& given, ClusterRead* lists) {
     const auto section_fields = fields_of(section);
     const auto subsections = sections_of(section);
     for (const DocumentEntry& entry : map.entries) {
@@ -77,7 +77,7 @@ class Reader {
       for (const Section* sub : subsections) {
         if (sub->key() != entry.key) continue;
         known = true;
-        read_section(entry, *sub, entry_label, draft, given, devices);
+        read_section(entry, *sub, entry_label, draft, given, lists);
       }
       for (const Field* field : section_fields) {
         if (field->key() != entry.key) continue;
@@ -89,8 +89,9 @@ class Reader {
   }
 
   void read_section(const DocumentEntry& entry, const Section& section, const std::string& label, Draft& draft,
-                    Places& given, std::vector<EntryRead>* devices) {
-    if (section.is_list()) devices_seen_ = true;
+                    Places& given, ClusterRead* lists) {
+    const bool devices = section.path == "devices[]";
+    if (devices) devices_seen_ = true;
     if (entry.value.kind == Kind::kRefused) return;
     const Kind wanted = section.is_list() ? Kind::kSequence : Kind::kMap;
     if (entry.value.kind == Kind::kNull) {
@@ -99,13 +100,21 @@ class Reader {
       findings_.error(
           ErrorCode::kConfigWrongType, entry.value.at, entry.value.width(),
           label + " wants " + (section.is_list() ? "a list of maps" : "keys") + ", not " + kind_name(entry.value),
-          section.is_list() ? "as in: devices: [{kind: cpu}]" : "");
+          section.is_list() ? "as in: " + example_of(section) : "");
     } else if (section.is_list()) {
       given.emplace(label, Place{entry.at, entry.width()});
-      read_devices(entry, section, *devices);
+      if (devices) {
+        read_devices(entry, section, lists->devices);
+      } else {
+        read_kernels(entry, section, lists->kernels);
+      }
     } else {
-      read_map(entry.value, section.path, label, draft, given, devices);
+      read_map(entry.value, section.path, label, draft, given, lists);
     }
+  }
+
+  static std::string example_of(const Section& section) {
+    return section.path == "devices[]" ? "devices: [{kind: cpu}]" : "kernels: [{target: \"my_module:my_function\"}]";
   }
 
   void read_devices(const DocumentEntry& entry, const Section& section, std::vector<EntryRead>& devices) {
@@ -114,25 +123,49 @@ class Reader {
                       "devices is empty: a cluster has at least one device", kSmallest);
     }
     for (std::size_t i = 0; i < entry.value.items.size(); ++i) {
-      const DocumentNode& item = entry.value.items[i];
       EntryRead device;
-      device.label = "devices[" + std::to_string(i) + "]";
-      device.place = {item.at, item.width()};
-      const std::size_t errors_before = findings_.errors();
-      if (item.kind == Kind::kMap) {
-        Draft draft;
-        read_map(item, section.path, device.label, draft, device.given, nullptr);
-        device.entry = std::move(draft.device);
-      } else if (item.kind == Kind::kNull) {
-        findings_.error(ErrorCode::kConfigMissing, item.at, 1, device.label + " has no value",
-                        "write {kind: cpu}, or remove it");
-      } else if (item.kind != Kind::kRefused) {
-        findings_.error(ErrorCode::kConfigWrongType, item.at, item.width(),
-                        device.label + " wants a map, not " + kind_name(item), "as in: devices: [{kind: cpu}]");
-      }
-      device.broken = findings_.errors() != errors_before || item.kind == Kind::kRefused;
+      device.place = {entry.value.items[i].at, entry.value.items[i].width()};
+      Draft draft;
+      device.broken = !read_item(entry, i, section, draft, device.label, device.given);
+      device.entry = std::move(draft.device);
       devices.push_back(std::move(device));
     }
+  }
+
+  void read_kernels(const DocumentEntry& entry, const Section& section, std::vector<KernelRead>& kernels) {
+    const std::size_t count = entry.value.items.size();
+    if (count > static_cast<std::size_t>(section.items_max)) {
+      findings_.error(ErrorCode::kConfigOutOfRange, entry.at, entry.width(),
+                      "python.kernels has " + std::to_string(count) + " entries; at most " +
+                          std::to_string(section.items_max) + " are possible");
+      return;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      KernelRead kernel;
+      kernel.place = {entry.value.items[i].at, entry.value.items[i].width()};
+      Draft draft;
+      const bool good = read_item(entry, i, section, draft, kernel.label, kernel.given);
+      kernel.kernel = std::move(draft.kernel);
+      if (good) kernels.push_back(std::move(kernel));
+    }
+  }
+
+  /// An item of a list of maps. False if it has findings.
+  bool read_item(const DocumentEntry& list, std::size_t number, const Section& section, Draft& draft,
+                 std::string& label, Places& given) {
+    const DocumentNode& item = list.value.items[number];
+    label = std::string(section.path.substr(0, section.path.size() - 1)) + std::to_string(number) + "]";
+    const std::size_t errors_before = findings_.errors();
+    if (item.kind == Kind::kMap) {
+      read_map(item, section.path, label, draft, given, nullptr);
+    } else if (item.kind == Kind::kNull) {
+      findings_.error(ErrorCode::kConfigMissing, item.at, 1, label + " has no value",
+                      section.path == "devices[]" ? "write {kind: cpu}, or remove it" : "give it keys, or remove it");
+    } else if (item.kind != Kind::kRefused) {
+      findings_.error(ErrorCode::kConfigWrongType, item.at, item.width(),
+                      label + " wants a map, not " + kind_name(item), "as in: " + example_of(section));
+    }
+    return findings_.errors() == errors_before && item.kind != Kind::kRefused;
   }
 
   void read_field(const DocumentEntry& entry, const Field& field, const std::string& label, Draft& draft,
@@ -178,8 +211,12 @@ class Reader {
         return read_enum(field, node);
       case FieldType::kName:
         return read_text(node, "a name");
+      case FieldType::kText:
+        return read_short_text(node);
       case FieldType::kPath:
         return read_path(node);
+      case FieldType::kPaths:
+        return read_paths(node);
     }
     return tl::unexpected<ScalarProblem>({ErrorCode::kInternal, "has no reader", ""});
   }
@@ -229,6 +266,37 @@ class Reader {
           {ErrorCode::kConfigWrongType, "wants " + std::string(wanted) + ", not " + kind_name(node), ""});
     }
     return Value(node.text);
+  }
+
+  static Scalar<Value> read_short_text(const DocumentNode& node) {
+    auto value = read_text(node, "a text");
+    if (value && (node.text.empty() || node.text.size() > kTextMax)) {
+      return tl::unexpected<ScalarProblem>({ErrorCode::kConfigOutOfRange,
+                                            "has " + std::to_string(node.text.size()) + " characters; 1 to " +
+                                                std::to_string(kTextMax) + " are possible",
+                                            ""});
+    }
+    return value;
+  }
+
+  static Scalar<Value> read_paths(const DocumentNode& node) {
+    if (node.kind != Kind::kSequence) {
+      return tl::unexpected<ScalarProblem>(
+          {ErrorCode::kConfigWrongType, "wants a list of paths, not " + kind_name(node), "as in [/srv/kernels]"});
+    }
+    if (node.items.size() > kPathsMax) {
+      return tl::unexpected<ScalarProblem>({ErrorCode::kConfigOutOfRange,
+                                            "has " + std::to_string(node.items.size()) + " paths; at most " +
+                                                std::to_string(kPathsMax) + " are possible",
+                                            ""});
+    }
+    std::vector<std::string> paths;
+    for (const DocumentNode& item : node.items) {
+      auto path = read_path(item);
+      if (!path) return path;
+      paths.push_back(std::get<std::string>(*path));
+    }
+    return Value(std::move(paths));
   }
 
   static Scalar<Value> read_path(const DocumentNode& node) {

@@ -29,9 +29,18 @@ struct EntryRead {
   bool broken = false;  ///< has findings: what follows from its values is not to be believed
 };
 
+/// An entry of python.kernels.
+struct KernelRead {
+  PythonKernelConfig kernel;
+  Place place;
+  Places given;
+  std::string label;  ///< "python.kernels[1]"
+};
+
 struct ClusterRead {
-  ClusterConfig config;  ///< without devices
+  ClusterConfig config;  ///< without devices and Python kernels
   std::vector<EntryRead> devices;
+  std::vector<KernelRead> kernels;
   Places given;
 };
 

@@ -16,6 +16,8 @@ using Json = nlohmann::ordered_json;
 
 Json range_schema(const Field& field) { return {{"type", "integer"}, {"minimum", field.min}, {"maximum", field.max}}; }
 
+Json path_schema() { return {{"type", "string"}, {"pattern", "^/[^$]*$"}}; }
+
 Json field_schema(const Field& field) {
   Json out;
   switch (field.type) {
@@ -33,9 +35,16 @@ Json field_schema(const Field& field) {
       out["type"] = "string";
       out["pattern"] = field.pattern;
       break;
-    case FieldType::kPath:
+    case FieldType::kText:
       out["type"] = "string";
-      out["pattern"] = "^/[^$]*$";
+      out["minLength"] = 1;
+      out["maxLength"] = kTextMax;
+      break;
+    case FieldType::kPath:
+      out = path_schema();
+      break;
+    case FieldType::kPaths:
+      out = {{"type", "array"}, {"items", path_schema()}, {"maxItems", kPathsMax}};
       break;
     case FieldType::kDuration:
       out["type"] = "string";
@@ -79,8 +88,8 @@ Json section_schema(const Section& section) {
   Json list;
   list["type"] = "array";
   list["description"] = section.doc;
-  list["minItems"] = 1;
-  list["maxItems"] = kDevicesMax;
+  if (section.items_min > 0) list["minItems"] = section.items_min;
+  list["maxItems"] = section.items_max;
   list["items"] = std::move(object);
   return list;
 }
@@ -98,8 +107,12 @@ std::string type_of(const Field& field) {
     }
     case FieldType::kName:
       return "name";
+    case FieldType::kText:
+      return "text";
     case FieldType::kPath:
       return "absolute path";
+    case FieldType::kPaths:
+      return "list of absolute paths";
     case FieldType::kDuration:
       return "duration, " + range_of(field);
     case FieldType::kSize:
@@ -145,6 +158,7 @@ void write_device(const DeviceConfig& device, std::string& out) {
   draft.device.uuid = device.uuid;
   draft.device.output_device = device.output_device;
   draft.device.cuda_graph = device.cuda_graph;
+  draft.device.python = device.python;
   const bool cuda = device.kind == "cuda";
   if (cuda && device.uuid.empty()) draft.device.index = {device.index};
   std::string entry;
@@ -160,6 +174,20 @@ void write_device(const DeviceConfig& device, std::string& out) {
   out += "  - {" + entry + "}\n";
 }
 
+void write_kernel(const PythonKernelConfig& kernel, const std::string& margin, std::string& out) {
+  Draft draft;
+  draft.kernel = kernel;
+  std::string entry;
+  for (const Field* field : fields_of("python.kernels[]")) {
+    const Value value = field->get(draft);
+    const auto* text = std::get_if<std::string>(&value);
+    if (text != nullptr && text->empty()) continue;
+    if (field->key() == "random" && kernel.schema.empty()) continue;
+    entry += (entry.empty() ? "" : ", ") + std::string(field->key()) + ": " + write_value(*field, value);
+  }
+  out += margin + "- {" + entry + "}\n";
+}
+
 void write_yaml(const Section& section, const Draft& draft, std::size_t indent, std::string& out) {
   const std::string margin(indent, ' ');
   for (const Field* field : fields_of(section.path)) {
@@ -171,6 +199,11 @@ void write_yaml(const Section& section, const Draft& draft, std::size_t indent, 
     out += margin + std::string(field->key()) + ": " + write_value(*field, value) + "\n";
   }
   for (const Section* sub : sections_of(section.path)) {
+    if (sub->path == "python.kernels[]") {
+      out += margin + "kernels:" + (draft.config.python.kernels.empty() ? " []\n" : "\n");
+      for (const PythonKernelConfig& kernel : draft.config.python.kernels) write_kernel(kernel, margin + "  ", out);
+      continue;
+    }
     out += margin + std::string(sub->key()) + ":\n";
     if (sub->is_list()) {
       for (const DeviceConfig& device : draft.config.devices) write_device(device, out);

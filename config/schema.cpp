@@ -159,6 +159,45 @@ void add_devices(std::vector<Field>& table) {
       choice("devices[].cuda_graph", {"auto", "never"},
              "cuda only: whether fragments whose shapes are fixed are captured as CUDA graphs and replayed. What "
              "cannot be captured runs as usual, and the device's log names the operator.")));
+  table.push_back(bind<&Draft::device, &DeviceEntry::python>(with_default(
+      choice("devices[].python", {"auto", "none", "inline"},
+             "Where the device runs Python kernels (`python.kernels`): `inline`, in an interpreter in its own process, "
+             "or not at all. `auto`: `inline` if the file names Python kernels. An interpreter with torch costs a "
+             "device a second at its start and some 400 MiB."),
+      "auto")));
+}
+
+void add_python(std::vector<Field>& table) {
+  table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::executable>(with_default(
+      base("python.executable", FieldType::kPath,
+           "The Python whose standard library, packages and torch the kernels see, as a rule a virtual environment's "
+           "`bin/python`. Its version and its torch's must be those that Callboard was built with."),
+      "the one that Callboard was built with")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::path>(with_default(
+      base(
+          "python.path", FieldType::kPaths,
+          "Folders in front of `sys.path`, where the kernels' modules are. Environment variables (`PYTHONPATH` and the "
+          "like), the working directory and the user's own site-packages count for nothing."),
+      "none")));
+  table.push_back(bind<&Draft::kernel, &PythonKernelConfig::target>(
+      with_default(base("python.kernels[].target", FieldType::kText,
+                        "The function, as `module:function`. Only functions that stand here can run."),
+                   "must be given")));
+  table.push_back(bind<&Draft::kernel, &PythonKernelConfig::schema>(with_default(
+      base("python.kernels[].schema", FieldType::kText,
+           "The operator that the function is, in PyTorch's notation: `\"my::scale(Tensor x, float factor) -> "
+           "Tensor\"`; "
+           "`Tensor(a!) x` for an argument that it writes to. Not for a function that `@callboard.kernel` decorates, "
+           "which says it itself."),
+      "by @callboard.kernel")));
+  table.push_back(bind<&Draft::kernel, &PythonKernelConfig::random>(flag(
+      "python.kernels[].random",
+      "Whether the function draws random numbers, so that running it again may give others. With `schema` only.")));
+  table.push_back(bind<&Draft::kernel, &PythonKernelConfig::warm_up>(with_default(
+      base("python.kernels[].warm_up", FieldType::kText,
+           "A function of the same module that is called with the `torch.device`, once, before the device is ready: "
+           "a `torch.compile` that takes its time belongs there. It counts against `limits.start_timeout`."),
+      "none")));
 }
 
 void add_supervision(std::vector<Field>& table) {
@@ -237,6 +276,7 @@ std::vector<Field> make_fields() {
   std::vector<Field> table;
   add_root(table);
   add_devices(table);
+  add_python(table);
   add_supervision(table);
   add_limits(table);
   add_observation(table);
@@ -280,10 +320,15 @@ std::span<const Field> fields() {
 }
 
 std::span<const Section> sections() {
-  static constexpr std::array<Section, 9> table{{
+  static constexpr std::array<Section, 11> table{{
       {"", "A cluster on one machine."},
       {"devices[]",
-       "The devices of the cluster, at least one. `devices: [{kind: cpu, count: 2}]` alone is a whole cluster file."},
+       "The devices of the cluster, at least one. `devices: [{kind: cpu, count: 2}]` alone is a whole cluster file.", 1,
+       kDevicesMax},
+      {"python", "Python kernels: which functions devices may run, and with which Python."},
+      {"python.kernels[]",
+       "The allow list. A program names operators; which function that is, and where, only this says.", 0,
+       kPythonKernelsMax},
       {"restart",
        "When a device actor's process ends by itself. The coordinator is never started again: its end, like the node "
        "actor's, is the end of the cluster, and every device stops."},
@@ -321,6 +366,10 @@ std::string write_value(const Field& field, const Value& value) {
   if (const auto* text = std::get_if<std::string>(&value))
     return field.type == FieldType::kEnum ? *text : in_quotes(*text);
   std::string list = "[";
+  if (const auto* texts = std::get_if<std::vector<std::string>>(&value)) {
+    for (const std::string& item : *texts) list += (list.size() > 1 ? ", " : "") + in_quotes(item);
+    return list + "]";
+  }
   for (std::uint32_t item : std::get<std::vector<std::uint32_t>>(value)) {
     if (list.size() > 1) list += ", ";
     list += std::to_string(item);
@@ -358,6 +407,22 @@ bool is_device_name(std::string_view name) {
   return !name.empty() && name.size() <= kDeviceNameMax && is_lower(name[0]) &&
          std::all_of(name.begin(), name.end(),
                      [](char c) { return is_lower(c) || is_digit(c) || c == '-' || c == '_'; });
+}
+
+bool is_python_name(std::string_view text) {
+  bool begins = true;  // of a part between dots
+  for (const char c : text) {
+    const bool letter = is_lower(c) || (c >= 'A' && c <= 'Z') || c == '_';
+    if (begins ? !letter : !letter && !is_digit(c) && c != '.') return false;
+    begins = c == '.';
+  }
+  return !begins;
+}
+
+bool is_python_target(std::string_view text) {
+  const std::size_t colon = text.find(':');
+  return colon != std::string_view::npos && is_python_name(text.substr(0, colon)) &&
+         is_python_name(text.substr(colon + 1));
 }
 
 bool is_gpu_uuid(std::string_view text) {

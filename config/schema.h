@@ -25,21 +25,24 @@ struct DeviceEntry {
   std::uint64_t memory_limit = 0;
   std::string output_device = "cpu";  ///< cuda only; a choice
   std::string cuda_graph = "auto";    ///< cuda only
+  std::string python = "auto";
 };
 
-/// What the table's setters write to: the cluster, and the entry of `devices` being read.
+/// What the table's setters write to: the cluster, and the entry of `devices` or of `python.kernels` being read.
 struct Draft {
   ClusterConfig config;
   DeviceEntry device;
+  PythonKernelConfig kernel;
 };
 
 struct ByteSize {
   std::uint64_t bytes = 0;
 };
 /// What a key can hold. Durations are Millis; names, enums and paths are text.
-using Value = std::variant<bool, std::int64_t, std::string, Millis, ByteSize, std::vector<std::uint32_t>>;
+using Value = std::variant<bool, std::int64_t, std::string, Millis, ByteSize, std::vector<std::uint32_t>,
+                           std::vector<std::string>>;
 
-enum class FieldType { kBool, kInt, kEnum, kName, kPath, kDuration, kSize, kIndexes };
+enum class FieldType { kBool, kInt, kEnum, kName, kText, kPath, kPaths, kDuration, kSize, kIndexes };
 
 struct Field {
   std::string_view path;  ///< "heartbeat.interval", "devices[].kind"
@@ -63,13 +66,19 @@ struct Section {
   std::string_view path;  ///< "", "devices[]", "restart.backoff"
   std::string_view doc;
 
+  std::int64_t items_min = 0;  ///< of a list
+  std::int64_t items_max = 0;
+
   bool is_list() const { return path.size() > 2 && path.substr(path.size() - 2) == "[]"; }
   std::string_view key() const;  ///< without "[]"
   std::string_view parent() const;
 };
 
 constexpr std::int64_t kDevicesMax = 256;
-constexpr std::size_t kDeviceNameMax = 20;  // it is part of a socket's path
+constexpr std::int64_t kPythonKernelsMax = 256;  // a model has tens of different operators
+constexpr std::size_t kPathsMax = 64;            // of one list
+constexpr std::size_t kTextMax = 4'000;          // of one value
+constexpr std::size_t kDeviceNameMax = 20;       // it is part of a socket's path
 
 /// In the order of the reference page; a section's fields stand together.
 std::span<const Field> fields();
@@ -90,6 +99,10 @@ std::string range_of(const Field& field);
 bool is_cluster_name(std::string_view name);
 /// Device names, after "{i}" has been filled in.
 bool is_device_name(std::string_view name);
+/// "module:function", both with dots: "kernels.norm:scale".
+bool is_python_target(std::string_view text);
+/// "scale", "Model.scale".
+bool is_python_name(std::string_view text);
 /// As CUDA and nvidia-smi write them: "GPU-" or "MIG-", then hexadecimal digits in groups.
 bool is_gpu_uuid(std::string_view text);
 

@@ -226,6 +226,12 @@ Status check_kinds_here(const ClusterConfig& config, const Machine& machine) {
         "device '" + device.name + "' is of kind '" + device.kind + "', for which this installation has no backend",
         "kinds here: " + kinds + (device.kind == "cuda" ? "; cuda is built where nvcc is found" : ""));
   }
+  for (const DeviceConfig& device : config.devices) {
+    if (device.python != "inline" || machine.python) continue;
+    return fail(ErrorCode::kUnsupported,
+                "device '" + device.name + "' is to run Python kernels, for which this installation has no plug-in",
+                "callboard_python.so is built with -DCALLBOARD_PYTHON=ON, where libpython is found");
+  }
   return {};
 }
 

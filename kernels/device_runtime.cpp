@@ -15,6 +15,7 @@
 #include "kernels/device_transports.h"
 #include "kernels/executor.h"
 #include "kernels/fragment_capture.h"
+#include "kernels/gil_domain.h"
 #include "kernels/kernel_stream.h"
 #include "kernels/pending_run.h"
 #include "kernels/plugin.h"
@@ -52,6 +53,7 @@ class Runtime final : public DeviceRuntime {
     CALLBOARD_ASSIGN(runtime->compute_, KernelStream::create(*runtime->backend_, StreamKind::kCompute,
                                                              runtime->options_.threads, runtime->options_.waiting));
     CALLBOARD_ASSIGN(runtime->communicate_, KernelStream::create(*runtime->backend_, StreamKind::kCommunicate, 1));
+    if (runtime->options_.python) CALLBOARD_TRY(runtime->start_python(*runtime->options_.python));
     runtime->executor_ = std::make_unique<Executor>(runtime->compute_->context(), runtime->backend_->device(),
                                                     runtime->options_.check_outputs);
     runtime->capture_ =
@@ -203,8 +205,11 @@ class Runtime final : public DeviceRuntime {
                 "submit fewer requests at once");
   }
 
+  Status start_python(const PythonOptions& options);
+
   // -- compute stream
   // --------------------------------------------------------------------------------------------------
+  Result<std::unique_ptr<LoadedFragment>> prepare(const Fragment& fragment);
   Result<LoadedInfo> load_here(const std::shared_ptr<const Fragment>& fragment, FragmentSlot& slot);
   Status renew(FragmentSlot& slot);
   void run_here(const PendingPtr& pending);
@@ -219,6 +224,10 @@ class Runtime final : public DeviceRuntime {
   bool belongs_on_communicate(const PendingRun& run) const;
   std::optional<Error> lost_input(const PendingRun& run) const;
   void note_device_failure(std::optional<Error>& error);
+  /// Tells the actor, once.
+  void fail_device(const Error& root) {
+    if (!device_failed_.exchange(true) && options_.device_failed) options_.device_failed(root);
+  }
   Status export_outputs(PendingRun& run, StreamContext& stream);
   std::vector<KernelHook*> hooks_now(const ContentHash& program);
   // -- communicate stream
@@ -257,6 +266,7 @@ class Runtime final : public DeviceRuntime {
   std::map<FragmentKey, std::shared_ptr<FragmentSlot>> fragments_;  // guarded by mutex_
   std::multimap<RunId, std::shared_ptr<RunControl>> controls_;      // guarded by mutex_
 
+  std::unique_ptr<GilDomain> python_;  // made before the first load; outlives the streams
   std::unique_ptr<KernelStream> communicate_;
   std::unique_ptr<Executor> executor_;                 // compute stream
   std::unique_ptr<FragmentCapture> capture_;           // compute stream
@@ -264,13 +274,28 @@ class Runtime final : public DeviceRuntime {
   std::unique_ptr<KernelStream> compute_;
 };
 
+/// The interpreter on this thread, which is main's; the warm-up where the kernels will run.
+Status Runtime::start_python(const PythonOptions& options) {
+  CALLBOARD_ASSIGN(python_, make_gil_domain(options, backend_->device()));
+  Status warm;
+  auto done = std::make_shared<HostEvent>();
+  compute_->post([this, &warm] { warm = python_->warm_up(options_.threads); });
+  compute_->thread().fence(done);
+  done->wait_until(kNever);  // the actor's start has its own deadline, and ends the process
+  return warm;
+}
+
+Result<std::unique_ptr<LoadedFragment>> Runtime::prepare(const Fragment& fragment) {
+  return load_fragment(fragment, *backend_, options_.memory_limit, constants_,
+                       exchange_ == nullptr ? nullptr : device_constants_.get(), python_.get());
+}
+
 Result<LoadedInfo> Runtime::load_here(const std::shared_ptr<const Fragment>& fragment, FragmentSlot& slot) {
   if (slot.fragment) return slot.fragment->info;
   if (stopping_.load(std::memory_order_acquire)) {
     return fail(ErrorCode::kActorUnavailable, "the device was shut down before the fragment was loaded");
   }
-  auto loaded = load_fragment(*fragment, *backend_, options_.memory_limit, constants_,
-                              exchange_ == nullptr ? nullptr : device_constants_.get());
+  auto loaded = prepare(*fragment);
   if (loaded) {
     slot.fragment = std::move(*loaded);
     if (!slot.fragment->files.empty()) slot.source = fragment;
@@ -290,8 +315,7 @@ Result<LoadedInfo> Runtime::load_here(const std::shared_ptr<const Fragment>& fra
 Status Runtime::renew(FragmentSlot& slot) {
   Status intact = check_files(slot.fragment->files);
   if (intact || !slot.fragment->states.empty()) return intact;  // a state would be lost in silence
-  CALLBOARD_ASSIGN(slot.fragment, load_fragment(*slot.source, *backend_, options_.memory_limit, constants_,
-                                                 exchange_ == nullptr ? nullptr : device_constants_.get()));
+  CALLBOARD_ASSIGN(slot.fragment, prepare(*slot.source));
   return {};
 }
 
@@ -314,11 +338,15 @@ Result<Runtime::Next> Runtime::run_fragment(const PendingPtr& pending) {
     return fail(ErrorCode::kActorUnavailable, "the device was shut down before the run began");
   }
   if (auto reason = run.control->stop_reason()) return fail(std::move(*reason));
+  if (device_failed_.load(std::memory_order_relaxed)) {
+    return fail(ErrorCode::kDeviceFailed, "the device ends: an earlier run has left it unusable");
+  }
   if (!run.slot->fragment) return fail(ErrorCode::kProgramUnknown, "the fragment could not be loaded on this device");
   CALLBOARD_TRY(renew(*run.slot));
   LoadedFragment& fragment = *run.slot->fragment;
   const ResetAtEnd reset(fragment);
   if (const auto error = compute(run, fragment)) {
+    if (fragment.guard.damaged()) fail_device(*error);
     CALLBOARD_TRY(check_files(fragment.files));  // weights that are gone explain whatever it was
     return fail(*error);
   }
@@ -460,7 +488,7 @@ void Runtime::note_device_failure(std::optional<Error>& error) {
     root.causes.push_back(std::move(*error));
   }
   error = root;
-  if (!device_failed_.exchange(true) && options_.device_failed) options_.device_failed(root);
+  fail_device(root);
 }
 
 /// What was read of an owner that went meanwhile may have been anything.
@@ -532,6 +560,7 @@ std::string Runtime::describe() const {
   if (const std::string own = backend_->describe(); !own.empty()) {
     text["backend_state"] = nlohmann::json::parse(own, nullptr, false);
   }
+  if (python_) text["python"] = nlohmann::json::parse(python_->describe(), nullptr, false);
   auto operators = nlohmann::json::object();
   for (const auto& [op, total] : timing_hook_.totals()) {
     operators[op] = {

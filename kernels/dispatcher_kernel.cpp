@@ -24,7 +24,7 @@ class DispatcherKernel final : public Kernel {
       : Kernel(std::move(info), std::move(arguments), std::move(outputs)), handle_(std::move(handle)) {}
 
  private:
-  void compute(Stack& stack) override { handle_.callBoxed(stack); }
+  void compute(Stack& stack, KernelFrame&) override { handle_.callBoxed(stack); }
   c10::OperatorHandle handle_;
 };
 
@@ -38,7 +38,7 @@ class OverwritingKernel final : public Kernel {
         result_(this->outputs().targets.front().dtype) {}
 
  private:
-  void compute(Stack& stack) override {
+  void compute(Stack& stack, KernelFrame&) override {
     (may_overwrite_first(stack, stack.size(), result_) ? in_place_ : handle_).callBoxed(stack);
   }
   c10::OperatorHandle handle_;
@@ -105,6 +105,8 @@ bool is_random(const c10::OperatorHandle& handle, const ArgumentPlan& plan) {
   return probability == nullptr || !probability->isDouble() || probability->toDouble() != 0.0;
 }
 
+}  // namespace
+
 std::vector<std::pair<std::size_t, Slot>> aliases_of(const c10::FunctionSchema& schema, const ArgumentPlan& plan) {
   using From = ArgumentStep::From;
   std::vector<std::pair<std::size_t, Slot>> aliases;
@@ -122,21 +124,7 @@ std::vector<std::pair<std::size_t, Slot>> aliases_of(const c10::FunctionSchema& 
   return aliases;
 }
 
-}  // namespace
-
-Result<PreparedKernel> make_dispatcher_kernel(const Node& node, std::shared_ptr<const KernelInfo> info,
-                                              OutputPlan outputs, const BindingScope& scope,
-                                              const DeviceBackend& backend) {
-  const c10::OperatorName name = split_name(node.op);
-  const auto handle = c10::Dispatcher::singleton().findSchema(name);
-  if (!handle) return fail(unknown_operator(node.op));
-  if (!backend.can_run(name.name, name.overload_name)) {
-    return fail(ErrorCode::kUnsupported,
-                "the operator '" + node.op + "' has no kernel for " + std::string(backend.kind()),
-                "place the node on a device of another kind");
-  }
-  const c10::FunctionSchema& schema = handle->schema();
-  CALLBOARD_ASSIGN(ArgumentPlan arguments, bind_arguments(node, schema, scope));
+Status check_declared_outputs(const OutputPlan& outputs, const c10::FunctionSchema& schema) {
   if (outputs.steps.size() != schema.returns().size()) {
     return fail(ErrorCode::kOutputMismatch, "the node declares " + std::to_string(outputs.steps.size()) +
                                                 " outputs, the operator gives " +
@@ -152,6 +140,23 @@ Result<PreparedKernel> make_dispatcher_kernel(const Node& node, std::shared_ptr<
                       (is_list ? "one value, the operator gives a list" : "a list, the operator gives one value"));
     }
   }
+  return {};
+}
+
+Result<PreparedKernel> make_dispatcher_kernel(const Node& node, std::shared_ptr<const KernelInfo> info,
+                                              OutputPlan outputs, const BindingScope& scope,
+                                              const DeviceBackend& backend) {
+  const c10::OperatorName name = split_name(node.op);
+  const auto handle = c10::Dispatcher::singleton().findSchema(name);
+  if (!handle) return fail(unknown_operator(node.op));
+  if (!backend.can_run(name.name, name.overload_name)) {
+    return fail(ErrorCode::kUnsupported,
+                "the operator '" + node.op + "' has no kernel for " + std::string(backend.kind()),
+                "place the node on a device of another kind");
+  }
+  const c10::FunctionSchema& schema = handle->schema();
+  CALLBOARD_ASSIGN(ArgumentPlan arguments, bind_arguments(node, schema, scope));
+  CALLBOARD_TRY(check_declared_outputs(outputs, schema));
   PreparedKernel prepared;
   const bool ours = node.op.starts_with("aten::") || node.op.starts_with("prims::");
   prepared.traits.random = is_random(*handle, arguments);

@@ -23,6 +23,11 @@ struct PreparedKernel {
   OperatorTraits traits;
 };
 
+/// kOutputMismatch where a node declares other outputs than the schema has: their count, a list in place of one value.
+Status check_declared_outputs(const OutputPlan& outputs, const c10::FunctionSchema& schema);
+/// Which results may share memory with which blobs, as the schema's annotations say.
+std::vector<std::pair<std::size_t, Slot>> aliases_of(const c10::FunctionSchema& schema, const ArgumentPlan& plan);
+
 /// Resolves the operator, binds the arguments, compares the number of outputs. kUnknownOperator names the nearest ones.
 Result<PreparedKernel> make_dispatcher_kernel(const Node& node, std::shared_ptr<const KernelInfo> info,
                                               OutputPlan outputs, const BindingScope& scope,

@@ -57,8 +57,8 @@ Status Executor::begin(LoadedFragment& fragment, Order& order) {
   }
   CALLBOARD_TRY(fragment.exprs.begin(order.symbols));
   CALLBOARD_TRY(fragment.check_fits(order.symbols));
-  const auto give = [&](Slot slot, c10::IValue&& value) {
-    if (value.isTensor()) fragment.guard.protect(value.toTensor());
+  const auto give = [&](Slot slot, c10::IValue&& value, bool lasting) {
+    if (value.isTensor()) fragment.guard.protect(value.toTensor(), lasting);
     fragment.blobs[slot].set(std::move(value));
   };
   for (std::size_t i = 0; i < order.inputs.size(); ++i) {
@@ -74,10 +74,10 @@ Status Executor::begin(LoadedFragment& fragment, Order& order) {
                     "input " + std::to_string(i) + " '" + fragment.inputs[i].name + "': " + *text);
       }
     }
-    give(check.slot, std::move(order.inputs[i]));
+    give(check.slot, std::move(order.inputs[i]), false);
   }
-  for (const auto& constant : fragment.constants) give(constant.slot, c10::IValue(constant.tensor));
-  for (const auto& state : fragment.states) give(state.before, c10::IValue(state.current));
+  for (const auto& constant : fragment.constants) give(constant.slot, c10::IValue(constant.tensor), true);
+  for (const auto& state : fragment.states) give(state.before, c10::IValue(state.current), true);
   return {};
 }
 

@@ -86,6 +86,7 @@ std::shared_ptr<const Error> FragmentCapture::run(LoadedFragment& fragment, Capt
 std::string FragmentCapture::why_not(const LoadedFragment& fragment, const Executor::Order& order) const {
   if (!fragment.symbol_names.empty()) return "its sizes depend on the symbol '" + fragment.symbol_names.front() + "'";
   if (!fragment.states.empty()) return "it has the state '" + fragment.states.front().name + "'";
+  if (fragment.python) return "it has a Python kernel, which a replay would not call";
   if (fragment.info.random) return "it draws random numbers";
   if (!fragment.info.pure) return "an operator of it has effects";
   if (fragment.kernels.size() < kKernelsMin) {

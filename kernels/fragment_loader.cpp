@@ -12,6 +12,7 @@
 #include "kernels/dispatcher_kernel.h"
 #include "kernels/loaded_fragment.h"
 #include "kernels/primitive_kernel.h"
+#include "kernels/python_kernel.h"
 #include "kernels/tensor_convert.h"
 #include "messages/graph_check.h"
 
@@ -20,16 +21,19 @@ namespace callboard::kernels {
 namespace {
 
 constexpr std::uintptr_t kConstantAlignment = 64;
+constexpr const char* kAllowIt =
+    "a Python kernel is named in the cluster file: python: {kernels: [{target: \"module:function\"}]}";
 
 /// One load; its parts end up in the LoadedFragment.
 class Loader {
  public:
   Loader(const Fragment& fragment, const DeviceBackend& backend, std::uint64_t memory_limit,
-         const ConstantOpener& constants, DeviceConstants* on_device)
+         const ConstantOpener& constants, DeviceConstants* on_device, GilDomain* python)
       : fragment_(fragment),
         backend_(backend),
         constants_(constants),
         on_device_(on_device),
+        python_(python),
         loaded_(std::make_unique<LoadedFragment>()) {
     loaded_->memory_limit = memory_limit;
   }
@@ -124,8 +128,7 @@ class Loader {
       const Node& node = fragment_.nodes[i];
       std::shared_ptr<const KernelInfo> info = info_of(i);
       OutputPlan outputs = outputs_of(node);
-      auto prepared = is_primitive(node.op) ? make_primitive_kernel(node, info, std::move(outputs), scope)
-                                            : make_dispatcher_kernel(node, info, std::move(outputs), scope, backend_);
+      auto prepared = make_kernel(node, info, std::move(outputs), scope);
       if (!prepared) {
         gaps_.push_back(gap(std::move(prepared).error(), *info));
         continue;
@@ -136,6 +139,27 @@ class Loader {
       note_aliases(node, prepared->traits);
       loaded_->kernels.push_back(std::move(prepared->kernel));
     }
+  }
+
+  Result<PreparedKernel> make_kernel(const Node& node, const std::shared_ptr<const KernelInfo>& info,
+                                     OutputPlan outputs, const BindingScope& scope) {
+    if (is_primitive(node.op)) return make_primitive_kernel(node, info, std::move(outputs), scope);
+    if (const PythonOperator* op = find_python_operator(python_, node.op)) {
+      loaded_->python = true;
+      return make_python_kernel(node, info, std::move(outputs), scope, *python_, *op);
+    }
+    // The dispatcher may know it all the same, since importing the module registered it there: that way it would run
+    // without being allowed to, and past the domain's guards.
+    if (std::string why = python_ == nullptr ? "" : python_->why_not(node.op); !why.empty()) {
+      return fail(ErrorCode::kUnknownOperator, std::move(why), kAllowIt);
+    }
+    auto made = make_dispatcher_kernel(node, info, std::move(outputs), scope, backend_);
+    if (!made && made.error().code == ErrorCode::kUnknownOperator && !node.op.starts_with("aten::")) {
+      Error error = std::move(made).error();
+      error.hint += std::string(error.hint.empty() ? "" : " ") + kAllowIt;
+      return fail(std::move(error));
+    }
+    return made;
   }
 
   void note_aliases(const Node& node, const OperatorTraits& traits) {
@@ -347,6 +371,7 @@ class Loader {
   const DeviceBackend& backend_;
   const ConstantOpener& constants_;
   DeviceConstants* const on_device_;
+  GilDomain* const python_;
   std::unique_ptr<LoadedFragment> loaded_;
   std::map<ValueId, Slot> slots_;
   std::vector<ValueId> values_;                   // by slot
@@ -374,10 +399,10 @@ Result<c10::Storage> DeviceConstants::place(const ContentHash& hash, const c10::
 
 Result<std::unique_ptr<LoadedFragment>> load_fragment(const Fragment& fragment, const DeviceBackend& backend,
                                                       std::uint64_t memory_limit, const ConstantOpener& constants,
-                                                      DeviceConstants* on_device) {
+                                                      DeviceConstants* on_device, GilDomain* python) {
   CALLBOARD_TRY(check_fragment(fragment));
   try {
-    return Loader(fragment, backend, memory_limit, constants, on_device).load();
+    return Loader(fragment, backend, memory_limit, constants, on_device, python).load();
   } catch (const std::exception& thrown) {  // LibTorch's, from preparing an argument or a constant
     return fail(ErrorCode::kBadGraph, "the fragment cannot be prepared: " + std::string(thrown.what()));
   }

@@ -153,9 +153,6 @@ std::optional<std::string> mismatch(const ValueCheck& check, const c10::IValue& 
          ", found " + describe(value);
 }
 
-KernelFailure::KernelFailure(Error error) : error_(std::move(error)) {}
-KernelFailure::~KernelFailure() = default;
-
 Kernel::Kernel(std::shared_ptr<const KernelInfo> info, ArgumentPlan arguments, OutputPlan outputs)
     : info_(std::move(info)),
       arguments_(std::move(arguments)),
@@ -202,7 +199,7 @@ Kernel::Failure Kernel::run_steps(KernelFrame& frame, std::shared_ptr<const Erro
   stack.clear();
   if (!push_arguments(frame, inherited)) [[unlikely]]
     return std::nullopt;                           // 3
-  compute(stack);                                  // 4
+  compute(stack, frame);                           // 4
   if (!frame.stream->is_current()) [[unlikely]] {  // 5
     stack.clear();                                 // results: the error's detail must not take them for inputs
     return Error(ErrorCode::kKernelFailed, "the kernel left another device stream current than the one it was run on",

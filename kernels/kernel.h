@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -17,6 +16,7 @@
 #include "kernels/blob.h"
 #include "kernels/device_backend.h"
 #include "kernels/expr_table.h"
+#include "kernels/kernel_failure.h"
 #include "kernels/kernel_hooks.h"
 #include "kernels/mutation_guard.h"
 #include "messages/graph.h"
@@ -28,19 +28,6 @@ using Stack = torch::jit::Stack;
 /// Number of a blob within its fragment's table.
 using Slot = std::uint32_t;
 constexpr Slot kNoSlot = UINT32_MAX;
-
-/// What a kernel of our own throws when it has more to say than a text: code, hint and detail (a Python traceback)
-/// arrive at the client as they are; operator and node are added. Holds plain data, no Python object.
-class KernelFailure : public std::exception {
- public:
-  explicit KernelFailure(Error error);
-  ~KernelFailure() override;
-  const char* what() const noexcept override { return error_.message.c_str(); }
-  const Error& error() const { return error_; }
-
- private:
-  Error error_;
-};
 
 /// How one argument gets on the stack.
 struct ArgumentStep {
@@ -180,8 +167,8 @@ class Kernel {
   }
 
  protected:
-  /// Takes the arguments from the stack and leaves the results there. May throw.
-  virtual void compute(Stack& stack) = 0;
+  /// Takes the arguments from the stack, which is the frame's, and leaves the results there. May throw.
+  virtual void compute(Stack& stack, KernelFrame& frame) = 0;
 
  private:
   static constexpr std::size_t kCacheLine = 64;

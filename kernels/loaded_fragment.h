@@ -19,6 +19,8 @@
 
 namespace callboard::kernels {
 
+class GilDomain;
+
 /// Belongs to the compute stream's thread once it is loaded.
 struct LoadedFragment {
   struct Input {
@@ -56,6 +58,7 @@ struct LoadedFragment {
   std::vector<Slot> frees;
   std::vector<Output> outputs;
   bool writes = false;  ///< some kernel writes to an argument
+  bool python = false;  ///< some kernel is a Python function
 
   MemoryForecast forecast;
   bool may_not_fit = false;  ///< with large symbols the forecast exceeds memory_limit: look at each run
@@ -92,9 +95,11 @@ class DeviceConstants {
 };
 
 /// Everything that keeps the fragment from running is found at once (as causes where there are several), each with
-/// node, operator, module and source line. `on_device`: where the device's memory is not the host's.
+/// node, operator, module and source line. `on_device`: where the device's memory is not the host's. `python`: the
+/// domain of Python kernels, if the device has one; it outlives the fragment.
 Result<std::unique_ptr<LoadedFragment>> load_fragment(const Fragment& fragment, const DeviceBackend& backend,
                                                       std::uint64_t memory_limit, const ConstantOpener& constants,
-                                                      DeviceConstants* on_device = nullptr);
+                                                      DeviceConstants* on_device = nullptr,
+                                                      GilDomain* python = nullptr);
 
 }  // namespace callboard::kernels

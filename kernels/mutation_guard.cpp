@@ -36,15 +36,22 @@ void change_tensors(c10::IValue& value, const Change& change) {
 
 }  // namespace
 
-void MutationGuard::protect(const at::Tensor& tensor) {
-  if (storage_of(tensor) != nullptr) protected_.push_back(tensor.storage().getWeakStorageImpl());
+void MutationGuard::protect(const at::Tensor& tensor, bool lasting) {
+  if (storage_of(tensor) != nullptr) protected_.push_back({tensor.storage().getWeakStorageImpl(), lasting});
 }
 
 bool MutationGuard::is_protected(const at::Tensor& tensor) const {
   const c10::StorageImpl* storage = storage_of(tensor);
   return storage != nullptr && std::ranges::any_of(protected_, [storage](const auto& known) {
-           return known._unsafe_get_target() == storage;
+           return known.storage._unsafe_get_target() == storage;
          });
+}
+
+void MutationGuard::note_undeclared_write(const at::Tensor& tensor) {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  damaged_ = damaged_ || std::ranges::any_of(protected_, [storage](const Protected& known) {
+               return known.lasting && known.storage._unsafe_get_target() == storage;
+             });
 }
 
 void MutationGuard::before_write(c10::IValue& argument, torch::jit::Stack& stack, std::span<Blob> blobs) {

@@ -19,16 +19,26 @@ namespace callboard::kernels {
 class MutationGuard {
  public:
   void begin() { protected_.clear(); }
-  void protect(const at::Tensor& tensor);
+  /// `lasting`: it is there after the run, too (a constant, a state).
+  void protect(const at::Tensor& tensor, bool lasting = false);
   bool is_protected(const at::Tensor& tensor) const;
 
   /// `argument` is about to be written to: a tensor or a list of tensors, on `stack`.
   void before_write(c10::IValue& argument, torch::jit::Stack& stack, std::span<Blob> blobs);
 
+  /// Somebody wrote to it without asking. What ends with the run is the run's own harm; what lasts is damaged for good.
+  void note_undeclared_write(const at::Tensor& tensor);
+  bool damaged() const { return damaged_; }
+
  private:
+  struct Protected {
+    /// Weak: data go back when the run drops them, but the address is not used again while it stands here.
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    bool lasting = false;
+  };
   void copy_storage(const at::Tensor& tensor, torch::jit::Stack& stack, std::span<Blob> blobs);
-  /// Weak: data go back when the run drops them, but the address is not used again while it stands here.
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> protected_;
+  std::vector<Protected> protected_;
+  bool damaged_ = false;
 };
 
 }  // namespace callboard::kernels

@@ -26,14 +26,14 @@ std::string folder_of_program() {
 }
 
 Error not_usable(std::string_view name, const std::string& file, const std::string& why, std::string hint) {
-  return Error(ErrorCode::kEnvironment,
-               "the plug-in for devices of kind '" + std::string(name) + "' cannot be used: " + file + ": " + why,
+  return Error(ErrorCode::kEnvironment, "the plug-in '" + std::string(name) + "' cannot be used: " + file + ": " + why,
                std::move(hint));
 }
 
 }  // namespace
 
 Result<std::string> probe_devices(const std::string& kind) {
+  if (!comes_by_plugin(kind)) return fail(ErrorCode::kUnsupported, "no plug-in brings devices of kind '" + kind + "'");
   CALLBOARD_ASSIGN(const PluginEntry* entry, load_plugin(kind));
   return entry->probe();
 }
@@ -44,15 +44,15 @@ Result<const PluginEntry*> load_plugin(std::string_view name, const std::string&
   const std::string file = (folder.empty() ? folder_of_program() : folder) + "/callboard_" + std::string(name) + ".so";
   if (::access(file.c_str(), R_OK) != 0) {
     return fail(not_usable(name, file, std::strerror(errno),
-                           "this installation was built without it: build where nvcc is found, with "
-                           "-DCALLBOARD_CUDA=ON"));
+                           std::string("this installation was built without it: build ") +
+                               (name == "python" ? "where libpython and its headers are, with -DCALLBOARD_PYTHON=ON"
+                                                 : "where nvcc is found, with -DCALLBOARD_CUDA=ON")));
   }
   void* handle = ::dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (handle == nullptr) {
     const char* why = ::dlerror();
     return fail(not_usable(name, file, why == nullptr ? "dlopen failed" : why,
-                           "the libraries of the CUDA build of torch " TORCH_VERSION
-                           " must be where they were when this was built"));
+                           "the libraries of torch " TORCH_VERSION " must be where they were when this was built"));
   }
   const std::string symbol = "callboard_plugin_" + std::string(name);
   const auto* entry = static_cast<const PluginEntry*>(::dlsym(handle, symbol.c_str()));
@@ -67,7 +67,7 @@ Result<const PluginEntry*> load_plugin(std::string_view name, const std::string&
         std::string("it was compiled with torch ") + entry->torch + ", this program with torch " TORCH_VERSION,
         "build and install both together"));
   }
-  const PluginHost host{&register_backend};
+  const PluginHost host{&register_backend, &register_gil_domain};
   CALLBOARD_TRY(entry->start(host));
   loaded.emplace(name, entry);
   return entry;

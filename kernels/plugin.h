@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "kernels/device_backend.h"
+#include "kernels/gil_domain.h"
 #include "messages/base/error.h"
 
 namespace callboard::kernels {
@@ -13,6 +14,7 @@ namespace callboard::kernels {
 /// may cross.
 struct PluginHost {
   bool (*register_backend)(std::string kind, BackendFactory factory) = nullptr;
+  void (*register_gil_domain)(GilDomainFactory factory) = nullptr;
 };
 
 /// What `callboard_plugin_NAME`, the one symbol that a plug-in exports, points to.
@@ -20,7 +22,7 @@ struct PluginEntry {
   const char* build = nullptr;  ///< plugin_build() of the sources that it was made of
   const char* torch = nullptr;  ///< version of the LibTorch that it was compiled with
   Status (*start)(const PluginHost& host) = nullptr;
-  Result<std::string> (*probe)() = nullptr;  ///< see probe_devices() in runtime.h
+  Result<std::string> (*probe)() = nullptr;  ///< see probe_devices() in runtime.h; nullptr: it brings no devices
 };
 
 /// Changes with every change of what crosses between a plug-in and its process.

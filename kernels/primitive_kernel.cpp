@@ -213,7 +213,7 @@ class PrimitiveKernel final : public Kernel {
       : Kernel(std::move(info), std::move(arguments), std::move(outputs)), primitive_(primitive) {}
 
  private:
-  void compute(Stack& stack) override {
+  void compute(Stack& stack, KernelFrame&) override {
     IValue result = primitive_.apply(stack.data());
     stack.clear();
     if (primitive_.results == 1) stack.push_back(std::move(result));

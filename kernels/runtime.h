@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "kernels/memory/arena.h"
@@ -35,6 +36,27 @@ struct IdleWaiting {
   std::function<void()> wake = {};
 };
 
+/// One entry of the cluster file's python.kernels.
+struct PythonKernelEntry {
+  std::string target;   ///< "module:function"
+  std::string schema;   ///< "ns::name(Tensor x) -> Tensor"; empty: the function's own, by @callboard.kernel
+  bool random = false;  ///< draws random numbers; with `schema` only, else the function says it
+  std::string warm_up;  ///< a function of the same module that takes a torch.device, called before the
+                        ///< device is ready; a decorated function may have one of its own
+};
+
+/// A device's inline GIL domain: the interpreter in its own process, and what it may run.
+struct PythonOptions {
+  std::string executable;         ///< absolute path of a Python, as a rule a virtual environment's; empty: the one that
+                                  ///< Callboard was built with
+  std::vector<std::string> path;  ///< absolute paths, in front of sys.path
+  std::vector<PythonKernelEntry> kernels;
+  /// Does the calling thread serve the actor's loop just now? There the GIL is refused. Any thread.
+  std::function<bool()> on_loop = {};
+  /// Takes the domain's events, for the process's log. Set by the runtime.
+  std::function<void(std::string_view event, std::string_view text)> log = {};
+};
+
 struct RuntimeOptions {
   ActorId self;
   std::string kind = "cpu";        ///< device backend; "cuda" opens its plug-in
@@ -51,8 +73,11 @@ struct RuntimeOptions {
   bool nan_check = false;     ///< NaN/Inf hook
   bool trace = false;         ///< trace hook armed from the start (set_trace changes it)
   bool timing = false;        ///< timing hook: totals per operator, in describe()
+  /// Python kernels; opens the Python plug-in. Without it no line of Python is loaded.
+  std::optional<PythonOptions> python = {};
   IdleWaiting waiting = {};
-  /// The device can run nothing more: called once, on a stream's thread, before the answer to the run that found it.
+  /// The device can run nothing more, or a kernel has damaged what lasts (a constant, a state): called once, on a
+  /// stream's thread, before the answer to the run that found it.
   /// The process has to end; runs fail until it does.
   std::function<void(const Error&)> device_failed = {};
   /// Gives back a lease on device memory that another process lent; any thread, must only post.
@@ -154,7 +179,8 @@ class DeviceRuntime {
   virtual std::string describe() const = 0;
 };
 
-/// Links LibTorch. Call in this order: create_arena_allocator() first thing in main, then this.
+/// Links LibTorch. Call in this order: install_arena_allocator() first thing in main, then this, from the main thread.
+/// With `python` it returns when the modules are imported and warmed up.
 Result<std::unique_ptr<DeviceRuntime>> create_device_runtime(RuntimeOptions options, Arena* arena, SegmentMap* segments,
                                                              ConstantOpener constants);
 

@@ -8,6 +8,7 @@
 
 #include "actors/client/client_core.h"
 #include "actors/client/constant_provision.h"
+#include "actors/core/inside_cluster.h"
 #include "messages/codec.h"
 #include "messages/graph_check.h"
 #include "messages/limits.h"
@@ -277,6 +278,7 @@ class ClientImpl final : public Client {
 
 Result<std::unique_ptr<Client>> Client::connect(Options options) {
   CALLBOARD_ASSIGN(ClusterRecord record, find_cluster(options.cluster));
+  CALLBOARD_TRY(check_outside_cluster(record.run_dir));
   CALLBOARD_ASSIGN(std::shared_ptr<ClientCore> core, ClientCore::start(std::move(record), std::move(options)));
   return std::make_unique<ClientImpl>(std::move(core));
 }

@@ -16,6 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "actors/core/alarm.h"
+#include "actors/core/inside_cluster.h"
 #include "actors/core/loop.h"
 #include "actors/core/memory_lane.h"
 #include "actors/core/run_dir.h"
@@ -24,6 +25,7 @@
 #include "actors/device/constant_store.h"
 #include "actors/device/device_core.h"
 #include "actors/device/device_queries.h"
+#include "actors/device/python_options.h"
 #include "kernels/runtime.h"
 #include "messages/base/check.h"
 #include "messages/limits.h"
@@ -212,6 +214,9 @@ Status DeviceActor::start_runtime() {
     // Behind the answer that the run which found it is about to post.
     loop_->post([this] { loop_->in(kLastWords, [this] { end_failed_device(); }); });
   };
+  if (device_.python == "inline") {
+    runtime.python = python_options(options_.config.python, [this] { return loop_->on_loop_thread(); });
+  }
   runtime.waiting.idle = [this](const std::function<bool()>& has_work) { return loop_->drive(has_work, kNever); };
   runtime.waiting.wake = [this] { loop_->post([] {}); };
   CALLBOARD_ASSIGN(runtime_, kernels::create_device_runtime(std::move(runtime), arena_, segments_.get(),
@@ -548,6 +553,7 @@ int run_device(const DeviceProcessOptions& options) {
     log::error("start_failed", "no device '" + options.name + "' in the cluster file");
     return 1;
   }
+  mark_inside_cluster(options.run_dir);
   // SIGTERM is taken by sigwait below; a terminal's Ctrl-C is the node actor's business, which ends us in order.
   sigset_t signals;
   ::sigemptyset(&signals);

@@ -348,4 +348,6 @@ class _native_errors:  # noqa: N801 (a context manager that reads like a functio
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if isinstance(error, _native.NativeError):
-            raise from_fields(error.error) from None
+            from callboard._kernel_hint import named
+
+            raise named(from_fields(error.error)) from None

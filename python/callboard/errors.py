@@ -31,6 +31,7 @@ __all__ = [
     "Overloaded",
     "PlacementError",
     "ProgramError",
+    "PythonError",
     "StartError",
     "StateLost",
     "TensorLost",
@@ -182,6 +183,12 @@ class Overloaded(CallboardError):
     default_code, default_name = 406, "overloaded"
 
 
+class PythonError(KernelError):
+    """A Python kernel raised, or did what its schema does not declare. `detail` has the traceback of the device."""
+
+    default_code, default_name = 407, "python_failed"
+
+
 class NonFiniteOutput(CallboardError):
     """An operator gave NaN or infinity and the cluster file forbids it."""
 
@@ -258,6 +265,7 @@ _BY_CODE: dict[int, type[CallboardError]] = {
     404: Cancelled,
     405: DeadlineExceeded,
     406: Overloaded,
+    407: PythonError,
     408: NonFiniteOutput,
     501: ActorUnavailable,
     502: TensorLost,

@@ -104,7 +104,7 @@ TEST_CASE("an unknown key gives the nearest name, where it belongs, or the list 
   CHECK(findings_of("devices: [{kind: cpu}]\ndeadline: 3s\n") ==
         "2:1 E201 unknown key 'deadline' at the top level | the key 'deadline' belongs in limits; allowed keys are "
         "version, name, retry, "
-        "devices, restart, heartbeat, limits, log, tracing and checks\n");
+        "devices, python, restart, heartbeat, limits, log, tracing and checks\n");
   CHECK(findings_of("devices: [{kind: cpu}]\nrestart: {backoff: {wait: 1s}}\n") ==
         "2:21 E201 unknown key 'wait' in restart.backoff | allowed keys are min and max\n");
 }
@@ -272,6 +272,76 @@ TEST_CASE("a GPU that one entry names twice is one fault") {
   CHECK(findings_of("devices: [{kind: cuda, index: [0, 0]}]\n")
             .find("GPU 0 is named twice by devices[0] | one device actor owns a GPU\n") != std::string::npos);
   CHECK(validate("devices: [{kind: cuda, index: [0, 0]}]").errors == 1);
+}
+
+TEST_CASE("Python kernels: every key reaches its member, and devices run them unless they are told not to") {
+  const Validation validation = validate(R"(
+devices: [{kind: cpu, count: 2}, {kind: cpu, python: none}]
+python:
+  executable: /venv/bin/python
+  path: [/srv/a, /srv/b]
+  kernels:
+    - {target: "a.b:f"}
+    - {target: "c:K.g", schema: "my::g(Tensor x) -> Tensor", random: true, warm_up: warm}
+)");
+  REQUIRE(validation.ok());
+  const ClusterConfig& config = validation.config;
+  CHECK(config.devices[0].python == "inline");
+  CHECK(config.devices[1].python == "inline");
+  CHECK(config.devices[2].python == "none");
+  CHECK(config.python.executable == "/venv/bin/python");
+  CHECK(config.python.path == std::vector<std::string>{"/srv/a", "/srv/b"});
+  REQUIRE(config.python.kernels.size() == 2);
+  CHECK(config.python.kernels[0].target == "a.b:f");
+  CHECK(config.python.kernels[0].schema.empty());
+  CHECK(config.python.kernels[1].schema == "my::g(Tensor x) -> Tensor");
+  CHECK(config.python.kernels[1].random);
+  CHECK(config.python.kernels[1].warm_up == "warm");
+  CHECK(validate("devices: [{kind: cpu}]").config.devices[0].python == "none");
+  CHECK(validate("devices: [{kind: cpu, python: inline}]").config.devices[0].python == "inline");
+}
+
+TEST_CASE("Python kernels: what an entry cannot be") {
+  const auto found = [](const std::string& python) {
+    return findings_of("devices: [{kind: cpu}]\npython: {" + python + "}\n");
+  };
+  const auto has = [](const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  };
+  CHECK(has(found("kernels: [{}]"), "2:20 E207 python.kernels[0] has no target"));
+  CHECK(has(found("kernels: [{target: scale}]"), "E204 python.kernels[0].target is 'scale', which is not of the form"));
+  CHECK(has(found("kernels: [{target: \"1m:f\"}]"), "not of the form module:function"));
+  CHECK(has(found("kernels: [{target: \"m:f\"}, {target: \"m:f\"}]"),
+            "is named by python.kernels[0] and by python.kernels[1]"));
+  CHECK(has(found("kernels: [{target: \"m:f\", random: true}]"), "python.kernels[0].random is given without a schema"));
+  CHECK(has(found("kernels: [{target: \"m:f\", schema: \"f(Tensor x)\"}]"), "names no operator with a namespace"));
+  CHECK(has(found("kernels: [{target: \"m:f\", warm_up: \"n:g\"}]"), "which is not a function's name"));
+  CHECK(has(found("kernels: [{target: \"m:f\", wram_up: g}]"), "did you mean 'warm_up'?"));
+  CHECK(has(found("kernels: {target: \"m:f\"}"), "python.kernels wants a list of maps"));
+  CHECK(has(found("kernels: [f]"), "python.kernels[0] wants a map"));
+  CHECK(has(found("path: /srv"), "python.path wants a list of paths"));
+  CHECK(has(found("path: [srv]"), "not an absolute path"));
+  CHECK(has(found("executable: python3"), "not an absolute path"));
+  CHECK(found("kernels: []").empty());
+  std::string many;
+  for (int i = 0; i < 257; ++i) many += (i == 0 ? "" : ", ") + ("{target: \"m:f" + std::to_string(i)) + "\"}";
+  CHECK(has(found("kernels: [" + many + "]"), "python.kernels has 257 entries; at most 256"));
+  CHECK(has(findings_of("devices: [{kind: cpu, python: none}]\npython: {kernels: [{target: \"m:f\"}]}\n"),
+            "W206 python.kernels names kernels, but every device has python: none"));
+}
+
+TEST_CASE("Python kernels without the plug-in are a warning in a file and an error before anything starts") {
+  Machine machine = config::test::machine();
+  machine.python = false;
+  const Validation validation = validate_cluster("devices: [{kind: cpu, python: inline}]", machine);
+  CHECK(validation.ok());
+  REQUIRE(validation.findings.size() == 1);
+  CHECK(validation.findings[0].message.find("cannot run Python kernels") != std::string::npos);
+  const Status here = check_kinds_here(validation.config, machine);
+  REQUIRE_FALSE(here);
+  CHECK(here.error().code == ErrorCode::kUnsupported);
+  CHECK(here.error().hint.find("callboard_python.so") != std::string::npos);
+  CHECK(check_kinds_here(validate("devices: [{kind: cpu}]").config, machine));
 }
 
 TEST_CASE("memory beyond the machine's is a warning, not an error") {

@@ -26,20 +26,26 @@ std::string read_file(const std::string& path) {
 
 std::string source(const std::string& path) { return std::string(CALLBOARD_SOURCE_DIR) + "/" + path; }
 
-constexpr const char* kFull = R"(
+constexpr const char* kFull = R"yaml(
 name: lab-a
 devices:
   - {name: "w{i}-x", kind: cpu, count: 2, threads: 3, memory_limit: 1500MiB}
   - {kind: cuda, index: [4, 2], memory_limit: 1GiB}
   - {name: g, kind: cuda, uuid: GPU-3f0c-9A, output_device: cuda, cuda_graph: never}
-  - {kind: cpu}
+  - {kind: cpu, python: none}
+python:
+  executable: /srv/venv/bin/python
+  path: [/srv/kernels, "/srv/more kernels"]
+  kernels:
+    - {target: "norms:rms_norm"}
+    - {target: "pkg.ops:Model.scale", schema: "my::f(Tensor(a!) x, str m=\"a\") -> ()", random: true, warm_up: warm}
 restart: {policy: never, max: 7, window: 2min, backoff: {min: 1s, max: 2s}}
 heartbeat: {interval: 1001ms, suspect: 2s, dead: 4s}
 limits: {requests_per_client: 8, clients: 3, deadline: 5s, start_timeout: 6s, stop_grace: 0s}
 log: {level: warning, dir: "/var/log/call \"board\" \\x # no"}
 tracing: {enabled: true, file: /tmp/trace.json}
 checks: {outputs: false, nan: true}
-)";
+)yaml";
 
 }  // namespace
 
@@ -62,6 +68,16 @@ TEST_CASE("the effective file reads back to the same structure") {
       CHECK(second.config.devices[i].uuid == first.config.devices[i].uuid);
       CHECK(second.config.devices[i].output_device == first.config.devices[i].output_device);
       CHECK(second.config.devices[i].cuda_graph == first.config.devices[i].cuda_graph);
+      CHECK(second.config.devices[i].python == first.config.devices[i].python);
+    }
+    CHECK(second.config.python.executable == first.config.python.executable);
+    CHECK(second.config.python.path == first.config.python.path);
+    REQUIRE(second.config.python.kernels.size() == first.config.python.kernels.size());
+    for (std::size_t i = 0; i < first.config.python.kernels.size(); ++i) {
+      CHECK(second.config.python.kernels[i].target == first.config.python.kernels[i].target);
+      CHECK(second.config.python.kernels[i].schema == first.config.python.kernels[i].schema);
+      CHECK(second.config.python.kernels[i].random == first.config.python.kernels[i].random);
+      CHECK(second.config.python.kernels[i].warm_up == first.config.python.kernels[i].warm_up);
     }
     CHECK(second.config.log.dir == first.config.log.dir);
     CHECK(second.config.heartbeat.interval == first.config.heartbeat.interval);

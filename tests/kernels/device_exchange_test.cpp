@@ -277,14 +277,14 @@ TEST_CASE("clients that can open the device's memory get results there where tha
   RuntimeOptions options;
   options.results_on_device = GENERATE(true, false);
   Device device(options);
-  const std::int64_t size = GENERATE(kLarge, std::int64_t{16});
+  const std::int64_t size = GENERATE(std::int64_t{kLarge}, std::int64_t{16});  // values: a reference would dangle
   const Fragment fragment = relus("to client " + std::to_string(size), 1, size, true, 1);
   REQUIRE(device.runtime->load(fragment));
   const at::Tensor x = at::rand({size});
   const auto run = [&](bool client_reads_device) {
     RunOrder order = TestDevice::order(fragment, {to_wire(x)});
     order.client_reads_device = client_reads_device;
-    order.edge_holders = {{"cpu5", 1}};
+    order.edge_holders = {ActorId{"cpu5", 1}};
     RunResult result = device.runtime->run(std::move(order));
     REQUIRE_FALSE(result.error);
     REQUIRE(result.to_client.size() == 1);
@@ -301,6 +301,8 @@ TEST_CASE("clients that can open the device's memory get results there where tha
     const auto& block = std::get<CudaIpcBlock>(std::get<TensorHandle>(seeing.to_client[0]).data);
     CHECK(device.leases() == 1);
     CHECK(device.runtime->runtime().release(block.lease));
+  } else {
+    CHECK(identical(from_wire(seeing.to_client[0]), x));
   }
   CHECK(device.leases() == 0);
   device.state.can_lend = false;
@@ -541,6 +543,7 @@ TEST_CASE("R85: a device that can run nothing more fails the run that finds it, 
 
 TEST_CASE("a result made of memory whose owner went meanwhile is not shown") {
   Device device;
+  device.prove();
   const Fragment first = relus("owner", 1, kLarge, false, 1);
   REQUIRE(device.runtime->load(first));
   RunOrder order = TestDevice::order(first, {to_wire(at::rand({kLarge}))});

@@ -31,7 +31,7 @@ class LambdaKernel final : public Kernel {
         body_(std::move(body)) {}
 
  private:
-  void compute(Stack& stack) override { body_(stack); }
+  void compute(Stack& stack, KernelFrame&) override { body_(stack); }
   std::function<void(Stack&)> body_;
 };
 

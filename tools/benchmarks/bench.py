@@ -17,6 +17,7 @@ import inline_threshold
 import messages
 import peers
 import processes
+import python_kernels
 import tensors
 import weights
 from figure import MIB, Figure
@@ -34,6 +35,8 @@ GROUPS: list[tuple[tuple[str, ...], Callable[[int, bool], list[Figure]]]] = [
     (("return_1gib", "remote_add_64mib", "send_64mib"), tensors.hand_over),
     (("two_stage_chain",), tensors.two_stage_chain),
     (("weights_load", "weights_memory"), weights.load),
+    (("python_kernel_inline",), python_kernels.inline),
+    (("gil_does_not_block_streams",), python_kernels.streams),
     (("minilm_latency", "minilm_throughput"), models.minilm),
     (("inline_threshold",), inline_threshold.sweep),
 ]

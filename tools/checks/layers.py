@@ -18,6 +18,7 @@ ALLOWED = {
     "config": ["messages"],
     "kernels/memory": ["messages"],
     "kernels/cuda": ["messages", "kernels/memory"],
+    "kernels/python": ["messages", "kernels"],
     "kernels": ["messages", "kernels/memory", "kernels/cuda"],
     "actors/core": ["messages", "config", "kernels/memory"],
     "actors/coordinator": ["messages", "config", "actors/core"],

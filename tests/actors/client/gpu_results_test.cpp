@@ -46,7 +46,7 @@ struct Announced {
 
 TensorHandle on_gpu(LeaseId lease) {
   TensorHandle handle;
-  handle.meta = TensorMeta::contiguous(DType::kFloat32, {16});
+  handle.meta = TensorMeta::contiguous(DType::kFloat32, {2, 4});
   CudaIpcBlock block;
   block.owner = {"cpu0", 1};
   block.bytes = 64;
@@ -104,14 +104,16 @@ TEST_CASE("a result on a GPU is its memory there, one lease for all that name it
   REQUIRE(tensor_ref->device);
   CHECK(tensor_ref->device->ordinal() == 3);
   CHECK(tensor_ref->bytes == 64);
-  CHECK(tensor_ref->meta == TensorMeta::contiguous(DType::kFloat32, {16}));
+  CHECK(tensor_ref->meta == TensorMeta::contiguous(DType::kFloat32, {2, 4}));
   CHECK(*tensor_ref->data == std::byte{'g'});  // of the fake, whose GPU is the heap
 
-  const ClientValue again[] = {*tensor_ref, std::int64_t{1}};
-  auto refused = (*program)->submit(again);
-  REQUIRE_FALSE(refused);
-  CHECK(refused.error().code == ErrorCode::kBadInput);
-  CHECK(refused.error().message.find("GPU 3") != std::string::npos);
+  {
+    const ClientValue again[] = {*tensor_ref, std::int64_t{1}};
+    auto refused = (*program)->submit(again);
+    REQUIRE_FALSE(refused);
+    CHECK(refused.error().code == ErrorCode::kBadInput);
+    CHECK(refused.error().message.find("GPU 3") != std::string::npos);
+  }
 
   // The memory alone keeps the lease.
   std::shared_ptr<DeviceMemory> memory = tensor_ref->device;

@@ -1,0 +1,30 @@
+#include "kernels/gil_domain.h"
+
+#include <utility>
+
+#include "kernels/plugin.h"
+#include "messages/base/log.h"
+
+namespace callboard::kernels {
+
+namespace {
+
+GilDomainFactory& inline_domain_factory() {
+  static GilDomainFactory factory;
+  return factory;
+}
+
+}  // namespace
+
+void register_gil_domain(GilDomainFactory factory) { inline_domain_factory() = std::move(factory); }
+
+Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options, c10::Device device) {
+  // A test program has the domain linked into it.
+  if (!inline_domain_factory()) CALLBOARD_TRY(load_plugin("python"));
+  PythonOptions complete = options;
+  // A plug-in has a logger of its own, which nobody has started.
+  if (!complete.log) complete.log = log::info;
+  return inline_domain_factory()(complete, device);
+}
+
+}  // namespace callboard::kernels

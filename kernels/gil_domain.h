@@ -1,0 +1,70 @@
+// GIL domains: where Python kernels run, seen from kernels that know no Python. One implementation per kind; what each
+// must hold to is in tests/conformance/gil_domain_suite.h.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/function_schema.h>
+#include <ATen/core/stack.h>
+#include <c10/core/Device.h>
+
+#include "kernels/runtime.h"
+#include "messages/base/error.h"
+
+namespace callboard::kernels {
+
+/// An operator that a Python function brings. Fixed once the domain is there.
+struct PythonOperator {
+  std::string op;      ///< "ns::name", as nodes name it
+  std::string target;  ///< "module:function"
+  c10::FunctionSchema schema;
+  bool random = false;         ///< draws random numbers: a retry may give others
+  std::uint32_t function = 0;  ///< its number in the domain
+};
+
+/// One Python interpreter with its GIL, and the operators that it brings. `inline`: this process's interpreter; a call
+/// runs on the thread that asks for it. (`process`: a child's; the thread waits for it, with a deadline.)
+class GilDomain {
+ public:
+  virtual ~GilDomain() = default;
+
+  virtual std::string_view kind() const = 0;
+  virtual const std::vector<PythonOperator>& operators() const = 0;
+  /// Why `op`, which is none of operators(), is not, as far as the domain knows: "my_kernels:scale has it, but it is
+  /// not on the list". Empty: it knows nothing of it.
+  virtual std::string why_not(std::string_view op) const = 0;
+
+  /// The calls that come before the device is ready, on the thread that will run kernels: a cold torch.compile belongs
+  /// here. `threads`: intra-op threads that the thread has and keeps; meanwhile it has one. kPythonFailed.
+  virtual Status warm_up(int threads) = 0;
+
+  /// What a call wrote to without its schema saying so.
+  struct Undeclared {
+    std::size_t argument = 0;
+    at::Tensor written;
+  };
+  /// The last arguments of `stack`, one for each of the schema, become its results, one for each of its returns. A
+  /// KernelStream's thread, in InferenceMode, its device stream current. Throws KernelFailure: kPythonFailed with the
+  /// traceback, kOutputMismatch for what is no result of the schema, kOutOfMemory. Where the function wrote to an
+  /// argument that is not declared as written, `undeclared` says so and the call has failed.
+  virtual void call(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared) = 0;
+
+  /// JSON object for status and describe(): versions, operators, ledger. Any thread; takes no GIL.
+  virtual std::string describe() const = 0;
+};
+
+/// `device`: slot 0 of programs here. The main thread: an interpreter imports torch on the thread that makes it.
+using GilDomainFactory =
+    std::function<Result<std::unique_ptr<GilDomain>>(const PythonOptions& options, c10::Device device)>;
+
+/// The Python plug-in brings the one for `inline`; before any runtime is made.
+void register_gil_domain(GilDomainFactory factory);
+/// Opens the plug-in. kEnvironment, kUnsupported, kPythonFailed, naming what to change in the cluster file.
+Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options, c10::Device device);
+
+}  // namespace callboard::kernels

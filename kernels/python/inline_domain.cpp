@@ -1,0 +1,289 @@
+#include "kernels/python/inline_domain.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/SmallVector.h>
+#include <nlohmann/json.hpp>
+#include <torch/csrc/Device.h>
+
+#include "kernels/kernel_failure.h"
+#include "kernels/python/convert.h"
+#include "kernels/python/function_table.h"
+#include "kernels/python/gil.h"
+#include "kernels/python/interpreter.h"
+#include "kernels/python/python_error.h"
+#include "kernels/python/stream_guard.h"
+
+namespace callboard::kernels {
+
+namespace {
+
+/// As eager PyTorch under no_grad: a stream's thread is in InferenceMode, whose tensors Python code cannot write to
+/// later and torch.compile takes for others.
+struct OrdinaryTensors {
+  const c10::InferenceMode ordinary{false};
+  const c10::AutoGradMode no_grad{false};
+};
+
+/// The arguments of one call: what Python is given, and what it is looked at for afterwards.
+class CallArguments {
+ public:
+  CallArguments(const PythonOperator& op, const FunctionTable::Function& function, const torch::jit::Stack& stack)
+      : op_(op), function_(function), stack_(stack) {}
+  ~CallArguments() {
+    for (PyObject* object : objects_) Py_DECREF(object);
+  }
+  CallArguments(const CallArguments&) = delete;
+  CallArguments& operator=(const CallArguments&) = delete;
+
+  Status make() {
+    objects_.reserve(stack_.size());
+    for (std::size_t i = 0; i < stack_.size(); ++i) {
+      auto object = convert(i);
+      if (!object) {
+        Error error = std::move(object).error();
+        error.message = "argument '" + op_.schema.arguments()[i].name() + "' of " + op_.target + ": " + error.message;
+        return fail(std::move(error));
+      }
+      objects_.push_back(object->release());
+    }
+    return {};
+  }
+
+  PyRef call() const {
+    const std::size_t keywords =
+        function_.keyword_names == nullptr ? 0 : static_cast<std::size_t>(PyTuple_GET_SIZE(function_.keyword_names));
+    return PyRef::steal(
+        PyObject_Vectorcall(function_.callable, objects_.data(), objects_.size() - keywords, function_.keyword_names));
+  }
+
+  void find_undeclared(std::vector<GilDomain::Undeclared>& undeclared) const {
+    for (const Given& given : given_) {
+      if (!function_.written[given.argument] && was_written(tensor_of(given.object))) {
+        undeclared.push_back({given.argument, given.original});
+      }
+    }
+  }
+
+  /// The storages behind what it was given; for own_results(). Once.
+  std::vector<LentOut> take_lent() { return std::move(lent_); }
+
+ private:
+  struct Given {
+    std::size_t argument;
+    at::Tensor original;
+    PyRef object;
+  };
+
+  /// The Python object alone owns the alias: LibTorch does more where C++ holds it, too.
+  Result<PyRef> lend(std::size_t argument, const at::Tensor& tensor) {
+    CALLBOARD_ASSIGN(at::Tensor alias, alias_for_python(tensor));
+    const bool defined = alias.defined();
+    if (defined) {
+      lent_.push_back({tensor.storage().unsafeGetStorageImpl(), alias.storage().getWeakStorageImpl()});
+    }
+    PyRef object = to_object(std::move(alias));
+    if (!object) return fail(take_python_error("making a tensor for it"));
+    if (defined) given_.push_back({argument, tensor, PyRef::share(object.get())});
+    return object;
+  }
+
+  Result<PyRef> lend_list(std::size_t argument, const c10::IValue& value) {
+    const auto items = value.toListRef();
+    PyRef list = PyRef::steal(PyList_New(static_cast<Py_ssize_t>(items.size())));
+    if (!list) return fail(take_python_error("making a list for it"));
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      CALLBOARD_ASSIGN(PyRef item, lend(argument, items[i].isTensor() ? items[i].toTensor() : at::Tensor()));
+      PyList_SET_ITEM(list.get(), static_cast<Py_ssize_t>(i), item.release());
+    }
+    return list;
+  }
+
+  Result<PyRef> convert(std::size_t i) {
+    const c10::IValue& value = stack_[i];
+    if (value.isTensor()) return lend(i, value.toTensor());
+    if (function_.values[i] == PythonValue::kTensorList && value.isList()) return lend_list(i, value);
+    PyRef object = plain_to_object(value, function_.values[i]);
+    if (!object) return fail(take_python_error("making a value for it"));
+    return object;
+  }
+
+  const PythonOperator& op_;
+  const FunctionTable::Function& function_;
+  const torch::jit::Stack& stack_;
+  c10::SmallVector<PyObject*, 8> objects_;
+  c10::SmallVector<Given, 4> given_;
+  std::vector<LentOut> lent_;
+};
+
+nlohmann::json histogram_json(const DurationHistogram& histogram) {
+  auto buckets = nlohmann::json::array();
+  for (std::size_t i = 0; i < DurationHistogram::kBuckets; ++i) {
+    if (histogram.count(i) != 0)
+      buckets.push_back({{"below_us", std::uint64_t{1} << i}, {"count", histogram.count(i)}});
+  }
+  return {{"count", histogram.count()}, {"total_ns", histogram.total_ns()}, {"buckets", std::move(buckets)}};
+}
+
+nlohmann::json ledger_json(const GilLedger& ledger) {
+  auto acquired = nlohmann::json::object();
+  for (std::size_t i = 0; i < kGilSites; ++i) {
+    const auto site = static_cast<GilSite>(i);
+    acquired[std::string(gil_site_name(site))] = ledger.acquired(site);
+  }
+  return {{"acquired", std::move(acquired)},       {"wait", histogram_json(ledger.wait())},
+          {"hold", histogram_json(ledger.hold())}, {"waiting", ledger.waiting()},
+          {"waiting_most", ledger.waiting_most()}, {"refused_on_loop", ledger.on_loop()}};
+}
+
+class InlineDomain final : public GilDomain {
+ public:
+  InlineDomain(InterpreterReport report, FunctionTable table, c10::Device device, const PythonOptions& options)
+      : report_(std::move(report)), table_(std::move(table)), device_(device), memory_(device), log_(options.log) {
+    set_loop_question(options.on_loop);
+    tell("python_started", "executable=" + report_.executable + " prefix=" + report_.prefix +
+                               " python=" + report_.python + " torch=" + report_.torch +
+                               " operators=" + std::to_string(operators().size()));
+  }
+  /// No thread runs kernels any more. The interpreter stays, and refuses.
+  ~InlineDomain() override {
+    set_loop_question({});
+    set_python_state(PythonState::kEnding);
+  }
+  InlineDomain(const InlineDomain&) = delete;
+  InlineDomain& operator=(const InlineDomain&) = delete;
+
+  std::string_view kind() const override { return "inline"; }
+  const std::vector<PythonOperator>& operators() const override { return table_.operators(); }
+  std::string why_not(std::string_view op) const override { return table_.why_not(op); }
+  Status warm_up(int threads) override;
+  void call(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared) override;
+  std::string describe() const override;
+
+ private:
+  Status call_function(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared);
+  Status call_warm_up(const FunctionTable::WarmUp& warm_up);
+  void tell(std::string_view event, const std::string& text) const {
+    if (log_) log_(event, text);
+  }
+
+  const InterpreterReport report_;
+  const FunctionTable table_;
+  const c10::Device device_;
+  const KnownMemory memory_;
+  const std::function<void(std::string_view event, std::string_view text)> log_;
+};
+
+void InlineDomain::call(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared) {
+  const GilScopedAcquire gil(GilSite::kCall);
+  PythonCodeCudaStreamGuard stream(gil, device_);
+  Status called = call_function(op, stack, undeclared);
+  Status restored = stream.restore();
+  if (called && !restored) called = std::move(restored);
+  if (!called) throw KernelFailure(std::move(called).error());
+}
+
+Status InlineDomain::call_function(const PythonOperator& op, torch::jit::Stack& stack,
+                                   std::vector<Undeclared>& undeclared) {
+  const OrdinaryTensors mode;
+  std::vector<LentOut> lent;
+  {
+    CallArguments arguments(op, table_.function(op), stack);
+    CALLBOARD_TRY(arguments.make());
+    const PyRef result = arguments.call();
+    std::optional<Error> raised;
+    if (!result) raised = take_python_error("the Python kernel " + op.target);
+    arguments.find_undeclared(undeclared);
+    if (raised) return fail(std::move(*raised));
+    if (!undeclared.empty()) return {};  // the caller's to tell
+    lent = arguments.take_lent();
+    torch::jit::Stack results;
+    if (Status pushed = push_results(result.get(), op.schema, results); !pushed) {
+      Error error = std::move(pushed).error();
+      error.message = "the result of the Python kernel " + op.target + ": " + error.message;
+      return fail(std::move(error));
+    }
+    stack.clear();
+    for (c10::IValue& value : results) stack.push_back(std::move(value));
+  }
+  try {
+    own_results(stack, memory_, lent);
+  } catch (const std::exception&) {  // no memory for a copy
+    stack.clear();                   // while the GIL is held: numpy's memory needs it
+    throw;
+  }
+  return {};
+}
+
+/// Once more where torch.compile fell over the number of threads that it found changed; the second time it does not.
+Status InlineDomain::call_warm_up(const FunctionTable::WarmUp& warm_up) {
+  for (const bool again : {false, true}) {
+    at::set_num_threads(1);
+    const PyRef device = PyRef::steal(THPDevice_New(device_));
+    const PyRef result = device ? PyRef::steal(PyObject_CallOneArg(warm_up.callable, device.get())) : PyRef();
+    if (result) return {};
+    const bool asserts = PyErr_ExceptionMatches(PyExc_AssertionError) != 0;
+    Error error = take_python_error("the warm-up " + warm_up.target);
+    const bool threads_changed = asserts && error.message.find("num_threads") != std::string::npos;
+    if (again || !threads_changed) return fail(std::move(error));
+  }
+  return {};
+}
+
+Status InlineDomain::warm_up(int threads) {
+  if (table_.warm_ups().empty()) return {};
+  const GilScopedAcquire gil(GilSite::kWarmUp);
+  PythonCodeCudaStreamGuard stream(gil, device_);
+  const OrdinaryTensors mode;
+  Status warm;
+  for (const FunctionTable::WarmUp& one : table_.warm_ups()) {
+    const TimePoint start = Clock::now();
+    warm = call_warm_up(one);
+    if (!warm) break;
+    const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - start).count();
+    tell("python_warmed_up", "function=" + one.target + " ms=" + std::to_string(took));
+  }
+  at::set_num_threads(std::max(threads, 1));
+  return warm;
+}
+
+std::string InlineDomain::describe() const {
+  auto operators = nlohmann::json::array();
+  for (const PythonOperator& op : table_.operators()) operators.push_back({{"op", op.op}, {"target", op.target}});
+  const ConversionCounts& counts = conversion_counts();
+  const nlohmann::json text = {{"domain", kind()},
+                               {"executable", report_.executable},
+                               {"prefix", report_.prefix},
+                               {"python", report_.python},
+                               {"torch", report_.torch},
+                               {"operators", std::move(operators)},
+                               {"gil", ledger_json(inline_gil_ledger())},
+                               {"held_blocks", counts.held_blocks.load(std::memory_order_relaxed)},
+                               {"held_bytes", counts.held_bytes.load(std::memory_order_relaxed)},
+                               {"copied_results", counts.copied_blocks.load(std::memory_order_relaxed)},
+                               {"copied_result_bytes", counts.copied_bytes.load(std::memory_order_relaxed)}};
+  return text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<GilDomain>> make_inline_domain(const PythonOptions& options, c10::Device device) {
+  CALLBOARD_ASSIGN(InterpreterReport report, start_interpreter(options.executable));
+  CALLBOARD_TRY(prepend_path(options.path));
+  std::optional<Result<FunctionTable>> table;
+  {
+    const GilScopedAcquire gil(GilSite::kImport);
+    table = FunctionTable::make(options.kernels);
+  }
+  if (!*table) return fail(std::move(*table).error());
+  return std::make_unique<InlineDomain>(std::move(report), std::move(**table), device, options);
+}
+
+}  // namespace callboard::kernels

@@ -1,0 +1,19 @@
+// Python exceptions as plain data. A Python object that outlives the GIL scope would need the GIL to die.
+#pragma once
+
+#include <string>
+
+#include "messages/base/error.h"
+
+namespace callboard::kernels {
+
+constexpr std::size_t kTracebackBytesMax = 32u << 10;  ///< of one exception; its end is kept, which says most
+constexpr std::size_t kPythonTextBytesMax = 2u << 10;  ///< of an exception's own text
+
+/// Takes the exception that is set on this thread, whatever it derives from (SystemExit, KeyboardInterrupt):
+/// kPythonFailed with `what`, type and text, the traceback as detail; kOutOfMemory where it says that memory is out;
+/// for an error of the package `callboard` its own code and hint. The frames of its traceback are cleared: what they
+/// held goes. The GIL is held.
+Error take_python_error(const std::string& what);
+
+}  // namespace callboard::kernels

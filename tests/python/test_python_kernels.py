@@ -1,0 +1,264 @@
+"""Python kernels on real clusters: compiled into programs, named in the cluster file, run by devices."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import callboard
+import standin_kernels
+from conftest import device_pid, eventually
+from models import rand, same
+
+HERE = str(pathlib.Path(__file__).parent)
+GOOD = ["scale", "pair", "add_to", "join", "warmed", "helper_process", "starts_thread", "keeps_argument"]
+BAD = ["raises", "exits", "writes_secretly", "connects_back", "wrong_shape", "ends_process"]
+
+
+def config(functions: list[str], **further: Any) -> dict[str, Any]:
+    kernels = [{"target": f"standin_kernels:{name}"} for name in functions]
+    package = str(pathlib.Path(callboard.__file__).parent.parent)  # for connects_back
+    return {
+        "devices": [{"kind": "cpu", "count": 2, "threads": 1}],
+        "python": {"path": [HERE, package], "kernels": kernels},
+        **further,
+    }
+
+
+@pytest.fixture(scope="module")
+def python_cluster(run_root: pathlib.Path) -> Iterator[Any]:
+    with callboard.launch(config(GOOD + BAD)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(python_cluster: Any) -> Any:
+    """Every device is ready again before the next test."""
+    python_cluster.operation("wait_ready", timeout_ms=60_000, timeout=65)
+    return python_cluster
+
+
+def python_of(cluster: Any, name: str = "cpu0") -> dict[str, Any]:
+    """What a device tells of its domain now."""
+    answer = cluster.operation("device_query", device=name, name="describe")
+    found: dict[str, Any] = answer["python"]
+    return found
+
+
+class Scaled(nn.Module):
+    """C++ operators around a Python kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = standin_kernels.scale(torch.relu(self.first(x)), 1.5)
+        return self.second(x)
+
+
+def failing(name: str) -> Any:
+    return lambda x: getattr(standin_kernels, name)(x) + 1
+
+
+def test_a_module_with_a_python_kernel_gives_what_eager_gives(cluster: Any) -> None:
+    module = Scaled()
+    x = rand(8, 32)
+    for placement in ("cpu0", "cpu1", {"cpu0": "first", "cpu1": "second"}):
+        program = cluster.compile(module, (x,), placement=placement)
+        for seed in range(3):
+            x = rand(8, 32, seed=seed)
+            with torch.no_grad():
+                assert same(program(x), module(x)) == ""
+
+
+def test_large_results_of_a_python_kernel_are_handed_over_between_devices(cluster: Any) -> None:
+    def two(x: torch.Tensor) -> Any:
+        a, b = standin_kernels.pair(x)
+        return standin_kernels.scale(a, 0.5), standin_kernels.join([b, a])
+
+    x = rand(300, 300)
+    program = cluster.compile(two, (x,), placement=["cpu0", "cpu1"])
+    with torch.no_grad():
+        assert same(program(x), two(x)) == ""
+
+
+def test_a_declared_write_is_the_programs_own(cluster: Any) -> None:
+    class Counter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            standin_kernels.add_to(self.total, x)
+            return self.total * 2
+
+    program = cluster.compile(Counter(), (torch.ones(4),), placement="cpu0")
+    assert [program(torch.ones(4))[0].item() for _ in range(3)] == [2.0, 4.0, 6.0]
+
+
+def test_an_operator_that_the_cluster_file_does_not_name_is_refused_with_what_to_add(cluster: Any) -> None:
+    x = rand(4)
+    with pytest.raises(callboard.errors.UnknownOperator) as refused:
+        cluster.compile(lambda x: standin_kernels.noise(x), (x,), placement="cpu0")
+    assert "python.kernels of the cluster file does not name" in refused.value.message
+    assert "standin_kernels:noise" in refused.value.message
+    assert "python: {kernels:" in refused.value.hint
+
+
+def test_a_cluster_without_python_says_what_to_add(shared_cluster: Any) -> None:
+    with pytest.raises(callboard.errors.UnknownOperator) as refused:
+        shared_cluster.compile(lambda x: standin_kernels.scale(x, 2.0), (rand(4),), placement="cpu0")
+    assert refused.value.operator == "standin::scale"
+    assert "python: {kernels: [{target: \"standin_kernels:scale\"}]}" in refused.value.hint
+
+
+def test_an_exception_arrives_with_operator_node_and_traceback(cluster: Any) -> None:
+    program = cluster.compile(failing("raises"), (rand(4),), placement="cpu0")
+    with pytest.raises(callboard.errors.PythonError) as failed:
+        program(rand(4))
+    assert failed.value.message.endswith("raised ValueError: nothing to do for (4,)")
+    assert failed.value.operator == "standin::raises"
+    assert failed.value.node is not None
+    assert "standin_kernels.py" in failed.value.detail
+    assert failed.value.code == 407
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "part"),
+    [
+        ("exits", "PythonError", "raised SystemExit: 3"),
+        ("writes_secretly", "PythonError", "wrote to its argument 'x'"),
+        ("wrong_shape", "OutputMismatch", "found float32[2, 2] on cpu"),
+        ("connects_back", "PythonError", "cannot be a client of that cluster"),
+    ],
+)
+def test_bad_kernels_fail_their_call_only(cluster: Any, name: str, kind: str, part: str) -> None:
+    pid = device_pid(cluster, "cpu0")
+    program = cluster.compile(failing(name), (rand(4),), placement="cpu0")
+    with pytest.raises(getattr(callboard.errors, kind)) as failed:
+        program(rand(4))
+    assert part in failed.value.message
+    good = cluster.compile(lambda x: standin_kernels.scale(x, 2.0), (rand(4),), placement="cpu0")
+    assert torch.equal(good(torch.ones(4)), torch.full((4,), 2.0))
+    assert device_pid(cluster, "cpu0") == pid
+
+
+def test_a_kernel_that_ends_its_process_costs_an_actor_and_the_next_call_works(cluster: Any) -> None:
+    program = cluster.compile(failing("ends_process"), (rand(4),), placement="cpu0")
+    with pytest.raises(callboard.errors.ActorDied):
+        program(rand(4))
+    cluster.operation("wait_ready", timeout_ms=60_000, timeout=65)
+    good = cluster.compile(lambda x: standin_kernels.scale(x, 2.0), (rand(4),), placement="cpu0")
+    assert torch.equal(good(torch.ones(4)), torch.full((4,), 2.0))
+
+
+def test_an_undeclared_write_into_a_weight_starts_the_device_anew_with_the_right_weights(cluster: Any) -> None:
+    class Damaged(nn.Module):
+        def __init__(self, secretly: bool) -> None:
+            super().__init__()
+            torch.manual_seed(5)
+            self.weight = nn.Parameter(torch.rand(100))
+            self.secretly = secretly
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + (standin_kernels.writes_secretly(self.weight) if self.secretly else self.weight)
+
+    pid = device_pid(cluster, "cpu0")
+    x = torch.zeros(100)
+    good = cluster.compile(Damaged(False), (x,), placement="cpu0")
+    bad = cluster.compile(Damaged(True), (x,), placement="cpu0")
+    with pytest.raises(callboard.errors.PythonError, match="wrote to its argument 'x'"):
+        bad(x)
+    eventually(lambda: device_pid(cluster, "cpu0") != pid, "the device is another process", 60)
+    cluster.operation("wait_ready", timeout_ms=60_000, timeout=65)
+    assert torch.equal(good(x), Damaged(False).weight.detach())
+
+
+def test_devices_tell_their_python(cluster: Any) -> None:
+    cluster.compile(lambda x: standin_kernels.scale(x, 2.0), (rand(4),), placement="cpu0")(rand(4))
+    python = python_of(cluster)
+    assert python["torch"] == torch.__version__
+    assert {"op": "standin::scale", "target": "standin_kernels:scale"} in python["operators"]
+    assert python["gil"]["acquired"]["call"] >= 1
+    # The same at status, from the device's hello.
+    actor = next(a for a in cluster.status()["actors"] if a["name"] == "cpu0")
+    assert actor["description"]["runtime"]["python"]["prefix"] == python["prefix"]
+
+
+def test_the_loop_never_takes_the_gil_whatever_kernels_do(cluster: Any) -> None:
+    x = rand(200, 200)
+    both = lambda x: standin_kernels.keeps_argument(x) + standin_kernels.starts_thread(x)  # noqa: E731
+    program = cluster.compile(both, (x,), placement="cpu0")
+    futures = [program.submit(x) for _ in range(50)]
+    for future in futures:
+        future.get()
+    gil = python_of(cluster)["gil"]
+    assert gil["acquired"]["call"] >= 100
+    assert gil["refused_on_loop"] == 0
+    assert set(gil["acquired"]) == {"start", "import", "warm_up", "call", "thread_end"}
+
+
+def test_r28_a_helper_process_is_the_configured_python(cluster: Any) -> None:
+    program = cluster.compile(lambda x: standin_kernels.helper_process(x), (rand(1),), placement="cpu0")
+    minor = program(rand(1)).item()
+    assert f".{int(minor)}." in python_of(cluster)["python"]
+
+
+def test_warm_up_runs_before_a_device_is_ready(cluster: Any) -> None:
+    program = cluster.compile(lambda x: standin_kernels.warmed(x), (rand(2),), placement="cpu1")
+    assert torch.equal(program(rand(2)), torch.ones(2))
+
+
+def test_only_devices_with_python_load_it(run_root: pathlib.Path) -> None:
+    file = config(["scale"])
+    file["devices"] = [{"kind": "cpu", "name": "with"}, {"kind": "cpu", "name": "without", "python": "none"}]
+    with callboard.launch(file) as cluster:
+        pids = {name: device_pid(cluster, name) for name in ("with", "without")}
+        maps = {name: pathlib.Path(f"/proc/{pid}/maps").read_text() for name, pid in pids.items()}
+        for word in ("libpython", "libtorch_python", "callboard_python"):
+            assert word in maps["with"]
+            assert word not in maps["without"]
+        with pytest.raises(callboard.errors.UnknownOperator, match="standin::scale"):
+            cluster.compile(lambda x: standin_kernels.scale(x, 2.0), (rand(4),), placement="without")
+
+
+@pytest.mark.parametrize(
+    ("python", "part"),
+    [
+        ({"kernels": [{"target": "no_such_module:f"}]}, "No module named 'no_such_module'"),
+        ({"kernels": [{"target": "standin_kernels:no_such"}]}, "has no function 'no_such'"),
+        ({"kernels": [{"target": "standin_kernels:plain"}]}, "has no schema"),
+        ({"executable": "/no/such/python", "kernels": []}, "the Python '/no/such/python' cannot be used"),
+    ],
+)
+def test_a_python_that_cannot_start_is_a_start_error_that_says_so(
+    run_root: pathlib.Path, python: dict[str, Any], part: str
+) -> None:
+    file = config([])
+    file["devices"] = [{"kind": "cpu", "python": "inline"}]
+    file["python"] = {"path": [HERE], **python}
+    file["restart"] = {"policy": "never"}
+    with pytest.raises(callboard.errors.StartError) as failed:
+        callboard.launch(file)
+    assert part in str(failed.value)
+
+
+def test_r17_a_cluster_stops_while_kernels_sleep_in_python(run_root: pathlib.Path) -> None:
+    """The running kernel is not waited for beyond the grace time, and nothing of the cluster stays."""
+    file = config(["sleeps"], limits={"stop_grace": "1s"})
+    with callboard.launch(file) as cluster:
+        pids = [device_pid(cluster, name) for name in cluster.devices]
+        program = cluster.compile(lambda x: standin_kernels.sleeps(x), (rand(1),), placement="cpu0")
+        future = program.submit(rand(1))
+        eventually(lambda: python_of(cluster)["gil"]["acquired"]["call"] >= 1, "the kernel runs")
+    with pytest.raises(callboard.errors.CallboardError):
+        future.get()
+    for pid in pids:
+        assert not pathlib.Path(f"/proc/{pid}").exists()
