@@ -141,7 +141,7 @@ class Checks {
 
   /// Kernels without a device that runs them.
   void check_python_devices() {
-    const auto runs = [](const DeviceConfig& device) { return device.python == "inline"; };
+    const auto runs = [](const DeviceConfig& device) { return device.python != "none"; };
     if (read_.config.python.kernels.empty() || read_.config.devices.empty()) return;
     if (std::any_of(read_.config.devices.begin(), read_.config.devices.end(), runs)) return;
     const Place place = place_of("python.kernels");
@@ -207,6 +207,10 @@ class Checks {
   }
 
   void check_gpu_keys(const EntryRead& read) {
+    if (read.entry.kind != "cpu" && read.entry.python == "process") {
+      error(ErrorCode::kConfigConflict, place_of(read, "python"),
+            read.label + ".python is 'process', which is for kind cpu only", "use python: inline");
+    }
     if (read.entry.kind == "cpu") {
       for (const char* key : {"uuid", "output_device", "cuda_graph"}) {
         if (!read.given.contains(key)) continue;
@@ -353,7 +357,7 @@ class Checks {
   void check_python_here() {
     if (machine_.python) return;
     for (const DeviceConfig& device : read_.config.devices) {
-      if (device.python != "inline") continue;
+      if (device.python == "none") continue;
       const Place place = place_of(read_.given.contains("python.kernels") ? "python.kernels" : "devices");
       findings_.warning(ErrorCode::kUnsupported, place.at, place.width,
                         "this installation cannot run Python kernels, which device '" + device.name + "' is to run",

@@ -24,7 +24,7 @@ struct DeviceConfig {
   std::uint64_t memory_limit = 0;     ///< bytes of results and activations; 0: what the machine has left
   std::string output_device = "cpu";  ///< cuda: where results for clients lie, cpu | cuda | cuda_only
   std::string cuda_graph = "auto";    ///< cuda: auto | never
-  std::string python = "none";        ///< its GIL domain: none | inline
+  std::string python = "none";        ///< its GIL domain: none | inline | process
 };
 
 /// A Python function that devices with a GIL domain may run.
@@ -39,6 +39,12 @@ struct PythonConfig {
   std::string executable;         ///< absolute; empty: the Python that Callboard was built with
   std::vector<std::string> path;  ///< absolute folders, in front of sys.path
   std::vector<PythonKernelConfig> kernels;
+  // of devices with `python: process`
+  std::uint32_t count = 1;         ///< processes that serve calls, of each device
+  std::uint32_t spare = 0;         ///< warm ones that replace one of those
+  Millis watchdog{30'000};         ///< a call may take
+  Millis start_timeout{120'000};   ///< until a process is ready
+  std::uint64_t memory_limit = 0;  ///< of a process's ordinary memory; 0: none
 };
 
 struct RestartConfig {

@@ -160,10 +160,12 @@ void add_devices(std::vector<Field>& table) {
              "cuda only: whether fragments whose shapes are fixed are captured as CUDA graphs and replayed. What "
              "cannot be captured runs as usual, and the device's log names the operator.")));
   table.push_back(bind<&Draft::device, &DeviceEntry::python>(with_default(
-      choice("devices[].python", {"auto", "none", "inline"},
-             "Where the device runs Python kernels (`python.kernels`): `inline`, in an interpreter in its own process, "
-             "or not at all. `auto`: `inline` if the file names Python kernels. An interpreter with torch costs a "
-             "device a second at its start and some 400 MiB."),
+      choice(
+          "devices[].python", {"auto", "none", "inline", "process"},
+          "Where the device runs Python kernels (`python.kernels`): `inline`, in an interpreter in its own process; "
+          "`process`, in child processes (`python.count`), whose crash or hang costs a call and not the device; or "
+          "not at all. `auto`: `inline` if the file names Python kernels. Each interpreter with torch costs a second "
+          "at its start and some 400 MiB. `process` is for cpu devices."),
       "auto")));
 }
 
@@ -178,6 +180,26 @@ void add_python(std::vector<Field>& table) {
           "python.path", FieldType::kPaths,
           "Folders in front of `sys.path`, where the kernels' modules are. Environment variables (`PYTHONPATH` and the "
           "like), the working directory and the user's own site-packages count for nothing."),
+      "none")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::count>(
+      ranged("python.count", FieldType::kInt, 1, 64,
+             "With `python: process`: processes of each device that serve calls. Python kernels that do not need each "
+             "other's results run in as many of them at once.")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::spare>(
+      ranged("python.spare", FieldType::kInt, 0, 16,
+             "With `python: process`: further processes of each device that are warm and wait. When one that serves "
+             "calls ends, a spare one takes its place at once.")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::watchdog>(
+      ranged("python.watchdog", FieldType::kDuration, 100, kDay,
+             "With `python: process`: a call that takes longer is interrupted, and two seconds later its process is "
+             "replaced.")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::start_timeout>(
+      ranged("python.start_timeout", FieldType::kDuration, 1'000, kDay,
+             "With `python: process`: how long imports and warm-ups of a process may take.")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::memory_limit>(with_default(
+      ranged("python.memory_limit", FieldType::kSize, 64 << 20, std::int64_t{1} << 50,
+             "With `python: process`: of a process's ordinary memory (not the tensors it shares with the device). One "
+             "that has more is ended, and its call fails."),
       "none")));
   table.push_back(bind<&Draft::kernel, &PythonKernelConfig::target>(
       with_default(base("python.kernels[].target", FieldType::kText,

@@ -227,7 +227,7 @@ Status check_kinds_here(const ClusterConfig& config, const Machine& machine) {
         "kinds here: " + kinds + (device.kind == "cuda" ? "; cuda is built where nvcc is found" : ""));
   }
   for (const DeviceConfig& device : config.devices) {
-    if (device.python != "inline" || machine.python) continue;
+    if (device.python == "none" || machine.python) continue;
     return fail(ErrorCode::kUnsupported,
                 "device '" + device.name + "' is to run Python kernels, for which this installation has no plug-in",
                 "callboard_python.so is built with -DCALLBOARD_PYTHON=ON, where libpython is found");

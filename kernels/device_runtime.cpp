@@ -187,6 +187,7 @@ class Runtime final : public DeviceRuntime {
         transports_(exchange_),
         constants_(std::move(constants)),
         own_(arena, options_.self),
+        segments_(segments),
         importer_(own_, segments, *backend_),
         exporter_(own_, *backend_),
         tracing_(options_.trace) {}
@@ -247,6 +248,7 @@ class Runtime final : public DeviceRuntime {
   const ConstantOpener constants_;
   std::atomic<bool> device_failed_{false};
   OwnBlocks own_;
+  SegmentMap* const segments_;
   TensorImporter importer_;
   TensorExporter exporter_;
 
@@ -276,7 +278,8 @@ class Runtime final : public DeviceRuntime {
 
 /// The interpreter on this thread, which is main's; the warm-up where the kernels will run.
 Status Runtime::start_python(const PythonOptions& options) {
-  CALLBOARD_ASSIGN(python_, make_gil_domain(options, backend_->device()));
+  CALLBOARD_ASSIGN(
+      python_, make_gil_domain(options, backend_->device(), options_.self, options_.threads, own_.arena(), segments_));
   Status warm;
   auto done = std::make_shared<HostEvent>();
   compute_->post([this, &warm] { warm = python_->warm_up(options_.threads); });

@@ -1,6 +1,9 @@
 #include "kernels/executor.h"
 
+#include <optional>
 #include <utility>
+
+#include "kernels/pending_kernels.h"
 
 namespace callboard::kernels {
 
@@ -93,8 +96,19 @@ std::shared_ptr<const Error> Executor::run_kernels(LoadedFragment& fragment, con
   frame.guard = &fragment.guard;
   frame.check_outputs = check_outputs_;
   frame.run = order.run;
+  frame.stop = order.control;
   frame.stack = &stack_;
 
+  // Hooks time one kernel after the other.
+  std::optional<PendingKernels> pending;
+  if (fragment.overlap > 1 && order.hooks.empty()) frame.pending = &pending.emplace(fragment.overlap);
+  auto error = run_each(fragment, order, frame);
+  if (frame.pending == nullptr) return error;
+  auto late = pending->finish_all(frame);
+  return error ? error : late;
+}
+
+std::shared_ptr<const Error> Executor::run_each(LoadedFragment& fragment, const Order& order, KernelFrame& frame) {
   const std::uint32_t* free_at = fragment.frees_begin.data();
   const std::size_t count = fragment.kernels.size();
   for (std::size_t i = 0; i < count; ++i) {
@@ -107,6 +121,9 @@ std::shared_ptr<const Error> Executor::run_kernels(LoadedFragment& fragment, con
     }
     if (i + 1 < count) fragment.kernels[i + 1]->prefetch_plan();
     if (i + 2 < count) fragment.kernels[i + 2]->prefetch_object();
+    if (frame.pending != nullptr) [[unlikely]] {
+      if (auto error = frame.pending->before(*fragment.kernels[i], frame)) return error;
+    }
     if (auto error = fragment.kernels[i]->run(frame)) [[unlikely]]
       return error;
     for (std::uint32_t k = free_at[i]; k < free_at[i + 1]; ++k) fragment.blobs[fragment.frees[k]].drop();

@@ -10,21 +10,21 @@
 #include <ATen/core/ivalue.h>
 
 #include "kernels/loaded_fragment.h"
+#include "kernels/stop_signal.h"
 #include "messages/base/clock.h"
 
 namespace callboard::kernels {
 
 /// How a run is told to stop. cancel() from any thread, the rest on the stream's.
-class RunControl {
+class RunControl final : public StopSignal {
  public:
   explicit RunControl(TimePoint deadline) : deadline_(deadline) {}
 
   /// The first reason stays.
   void cancel(const Error& reason);
   bool cancelled() const { return cancelled_.load(std::memory_order_acquire); }
-  TimePoint deadline() const { return deadline_; }
-  /// The reason, or kDeadlineExceeded; nullopt if the run may go on. Reads the clock.
-  std::optional<Error> stop_reason() const;
+  TimePoint deadline() const override { return deadline_; }
+  std::optional<Error> stop_reason() const override;
 
  private:
   const TimePoint deadline_;
@@ -58,6 +58,7 @@ class Executor {
  private:
   Status begin(LoadedFragment& fragment, Order& order);
   std::shared_ptr<const Error> run_kernels(LoadedFragment& fragment, const Order& order);
+  std::shared_ptr<const Error> run_each(LoadedFragment& fragment, const Order& order, KernelFrame& frame);
 
   StreamContext& stream_;
   const c10::Device device_;

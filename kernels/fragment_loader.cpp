@@ -145,6 +145,7 @@ class Loader {
                                      OutputPlan outputs, const BindingScope& scope) {
     if (is_primitive(node.op)) return make_primitive_kernel(node, info, std::move(outputs), scope);
     if (const PythonOperator* op = find_python_operator(python_, node.op)) {
+      loaded_->overlap = loaded_->python ? python_->parallel() : 1;  // from the second one on
       loaded_->python = true;
       return make_python_kernel(node, info, std::move(outputs), scope, *python_, *op);
     }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "kernels/plugin.h"
+#include "kernels/process_domain/process_domain.h"
 #include "messages/base/log.h"
 
 namespace callboard::kernels {
@@ -25,6 +26,16 @@ Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options,
   // A plug-in has a logger of its own, which nobody has started.
   if (!complete.log) complete.log = log::info;
   return inline_domain_factory()(complete, device);
+}
+
+Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options, c10::Device device,
+                                                   const ActorId& self, int threads, Arena* arena,
+                                                   SegmentMap* segments) {
+  if (!options.processes) return make_gil_domain(options, device);
+  if (device.is_cpu()) return make_process_domain(options, self, threads, arena, segments);
+  return fail(ErrorCode::kUnsupported,
+              "GIL domains in processes serve CPU devices; " + self.to_string() + " is on " + device.str(),
+              "give the device python: inline");
 }
 
 }  // namespace callboard::kernels

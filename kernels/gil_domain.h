@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,8 +13,10 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/core/stack.h>
 #include <c10/core/Device.h>
+#include <c10/core/Storage.h>
 
 #include "kernels/runtime.h"
+#include "kernels/stop_signal.h"
 #include "messages/base/error.h"
 
 namespace callboard::kernels {
@@ -28,7 +31,7 @@ struct PythonOperator {
 };
 
 /// One Python interpreter with its GIL, and the operators that it brings. `inline`: this process's interpreter; a call
-/// runs on the thread that asks for it. (`process`: a child's; the thread waits for it, with a deadline.)
+/// runs on the thread that asks for it. `process`: those of child processes; the thread waits for one, with a deadline.
 class GilDomain {
  public:
   virtual ~GilDomain() = default;
@@ -47,12 +50,36 @@ class GilDomain {
   struct Undeclared {
     std::size_t argument = 0;
     at::Tensor written;
+    bool harmed = true;  ///< false: the write stayed with the domain
   };
   /// The last arguments of `stack`, one for each of the schema, become its results, one for each of its returns. A
   /// KernelStream's thread, in InferenceMode, its device stream current. Throws KernelFailure: kPythonFailed with the
   /// traceback, kOutputMismatch for what is no result of the schema, kOutOfMemory. Where the function wrote to an
-  /// argument that is not declared as written, `undeclared` says so and the call has failed.
-  virtual void call(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared) = 0;
+  /// argument that is not declared as written, `undeclared` says so and the call has failed. Where `stop` says so, the
+  /// running code is interrupted, and the call fails with that reason.
+  virtual void call(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared,
+                    const StopSignal* stop = nullptr) = 0;
+
+  /// How many calls may be under way at once. Above 1 begin() is there.
+  virtual std::size_t parallel() const { return 1; }
+  /// A call that was begun; dropping it ends it.
+  class Call {
+   public:
+    virtual ~Call() = default;
+    /// As call(), once it is over.
+    virtual void finish(torch::jit::Stack& stack, std::vector<Undeclared>& undeclared) = 0;
+  };
+  /// Begins a call and does not wait for its end. The same thread finishes it. nullptr: call() it is.
+  virtual std::unique_ptr<Call> begin(const PythonOperator& /*op*/, const torch::jit::Stack& /*stack*/,
+                                      const StopSignal* /*stop*/) {
+    return nullptr;
+  }
+
+  /// Storage that the domain can write to, for arguments that an operator writes to; what they held is copied there
+  /// before the call. nullopt: it writes where they lie. Throws KernelFailure with kOutOfMemory.
+  virtual std::optional<c10::Storage> memory_to_write(std::size_t /*bytes*/) { return std::nullopt; }
+  /// Whether it can write where this storage lies.
+  virtual bool writes_in_place(const c10::Storage& /*storage*/) const { return true; }
 
   /// JSON object for status and describe(): versions, operators, ledger. Any thread; takes no GIL.
   virtual std::string describe() const = 0;
@@ -64,7 +91,12 @@ using GilDomainFactory =
 
 /// The Python plug-in brings the one for `inline`; before any runtime is made.
 void register_gil_domain(GilDomainFactory factory);
-/// Opens the plug-in. kEnvironment, kUnsupported, kPythonFailed, naming what to change in the cluster file.
+/// Opens the plug-in for one that is inline. kEnvironment, kUnsupported, kPythonFailed, naming what to change in the
+/// cluster file.
 Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options, c10::Device device);
+/// The same for a device, also in processes where options.processes says so: `threads` intra-op threads in each.
+Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options, c10::Device device,
+                                                   const ActorId& self, int threads, Arena* arena,
+                                                   SegmentMap* segments);
 
 }  // namespace callboard::kernels

@@ -23,8 +23,9 @@ enum class GilSite : std::uint8_t {
   kWarmUp,     ///< warm-up functions, before the device is ready
   kCall,       ///< a kernel's call
   kThreadEnd,  ///< a thread that ran Python gives its thread state back
+  kStop,       ///< a call that is to stop is interrupted
 };
-constexpr std::size_t kGilSites = 5;
+constexpr std::size_t kGilSites = 6;
 std::string_view gil_site_name(GilSite site);
 
 /// Counts of times by their power of two, from below 1 µs to above 16 s. Any thread adds, any thread reads.
@@ -42,6 +43,7 @@ class DurationHistogram {
   }
   std::uint64_t count(std::size_t bucket) const { return counts_[bucket].load(std::memory_order_relaxed); }
   std::uint64_t count() const;
+  void add(const DurationHistogram& other);
   std::uint64_t total_ns() const { return total_ns_.load(std::memory_order_relaxed); }
 
  private:
@@ -68,6 +70,9 @@ class GilLedger {
   /// A thread that serves an actor's loop asked for the GIL and was refused.
   void refused_on_loop() { on_loop_.fetch_add(1, std::memory_order_relaxed); }
 
+  /// What another one has counted so far; `waiting` is a sum of moments.
+  void add(const GilLedger& other);
+
   // -- readers
   std::uint64_t acquired(GilSite site) const {
     return acquired_[static_cast<std::size_t>(site)].load(std::memory_order_relaxed);
@@ -87,5 +92,23 @@ class GilLedger {
   DurationHistogram wait_;
   DurationHistogram hold_;
 };
+
+/// Of one GIL domain. Any thread.
+struct ConversionCounts {
+  std::atomic<std::int64_t> held_blocks{0};     ///< tensors over our memory that Python has now: kept after the call
+  std::atomic<std::int64_t> held_bytes{0};      ///< of their storages
+  std::atomic<std::uint64_t> copied_blocks{0};  ///< results that had to be copied: numpy's memory, or Python kept them
+  std::atomic<std::uint64_t> copied_bytes{0};
+
+  void add(const ConversionCounts& other);
+};
+
+/// What a GIL domain counts. May lie in memory that another process reads: nothing in it is a pointer, and zeros are
+/// what a fresh one is.
+struct GilBoard {
+  GilLedger ledger;
+  ConversionCounts conversions;
+};
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "a counter in shared memory must not need a lock");
 
 }  // namespace callboard::kernels

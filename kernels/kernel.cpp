@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 
+#include "kernels/pending_kernels.h"
 #include "kernels/tensor_convert.h"
 
 namespace callboard::kernels {
@@ -103,7 +104,8 @@ std::string describe_tensor(const at::Tensor& tensor) {
   return text + " on " + tensor.device().str();
 }
 
-/// Of the exception being handled: the one place where what kernels throw becomes a value.
+}  // namespace
+
 Error error_of_exception() {
   try {
     throw;
@@ -124,8 +126,6 @@ Error error_of_exception() {
     return Error(ErrorCode::kKernelFailed, "the kernel threw something that is no std::exception");
   }
 }
-
-}  // namespace
 
 std::string describe(const c10::IValue& value) {
   if (value.isTensor()) return describe_tensor(value.toTensor());
@@ -198,8 +198,20 @@ Kernel::Failure Kernel::run_steps(KernelFrame& frame, std::shared_ptr<const Erro
   Stack& stack = *frame.stack;
   stack.clear();
   if (!push_arguments(frame, inherited)) [[unlikely]]
-    return std::nullopt;                           // 3
-  compute(stack, frame);                           // 4
+    return std::nullopt;  // 3
+  if (frame.pending != nullptr && may_begin()) [[unlikely]] {
+    if (auto begun = begin(stack, frame)) {  // 4, elsewhere
+      stack.clear();
+      frame.pending->add(*this, std::move(begun));
+      return std::nullopt;
+    }
+  }
+  compute(stack, frame);  // 4
+  return take_results(frame);
+}
+
+Kernel::Failure Kernel::take_results(KernelFrame& frame) {
+  Stack& stack = *frame.stack;
   if (!frame.stream->is_current()) [[unlikely]] {  // 5
     stack.clear();                                 // results: the error's detail must not take them for inputs
     return Error(ErrorCode::kKernelFailed, "the kernel left another device stream current than the one it was run on",
@@ -212,6 +224,65 @@ Kernel::Failure Kernel::run_steps(KernelFrame& frame, std::shared_ptr<const Erro
   fill_blobs(frame);  // 6
   if (frame.hooks.empty()) return std::nullopt;
   return hooks_after(frame);  // 7
+}
+
+std::unique_ptr<PendingCompute> Kernel::begin(Stack& /*stack*/, KernelFrame& /*frame*/) { return nullptr; }
+
+std::shared_ptr<const Error> Kernel::finish(PendingCompute& compute, KernelFrame& frame) noexcept {
+  try {
+    frame.stack->clear();
+    compute.finish(*frame.stack, frame);
+    Failure failure = take_results(frame);
+    return failure ? fail_outputs(frame, std::move(*failure)) : nullptr;
+  } catch (...) {
+    return fail_outputs(frame, error_of_exception());
+  }
+}
+
+bool Kernel::stands_alone() const {
+  using From = ArgumentStep::From;
+  if (has_effects()) return true;
+  for (const ArgumentStep& step : steps_) {
+    switch (step.from) {
+      case From::kExpr:
+      case From::kExprAsFloat:
+      case From::kExprAsBool:
+      case From::kExprAsTensor:
+      case From::kIntList:
+      case From::kIntListFromBlobs:
+        return true;  // its sizes may be made of a pending result
+      default:
+        if (step.written) return true;
+    }
+  }
+  return false;
+}
+
+bool Kernel::reads_output_of(const Kernel& other) const {
+  using From = ArgumentStep::From;
+  const auto makes = [&](Slot slot) {
+    return slot != kNoSlot && std::ranges::any_of(other.targets_, [&](const auto& made) { return made.slot == slot; });
+  };
+  for (const ArgumentStep& step : steps_) {
+    switch (step.from) {
+      case From::kBlob:
+      case From::kLastUse:
+      case From::kBlobAsTensor:
+      case From::kBlobAsFloat:
+      case From::kBlobAsInt:
+        if (makes(step.first)) return true;
+        break;
+      case From::kTensorList:
+      case From::kOptionalTensorList:
+        for (std::uint32_t i = 0; i < step.count; ++i) {
+          if (makes(arguments_.list[step.first + i])) return true;
+        }
+        break;
+      default:
+        break;
+    }
+  }
+  return false;
 }
 
 bool Kernel::push_arguments(KernelFrame& frame, std::shared_ptr<const Error>& inherited) {

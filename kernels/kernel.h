@@ -19,6 +19,7 @@
 #include "kernels/kernel_failure.h"
 #include "kernels/kernel_hooks.h"
 #include "kernels/mutation_guard.h"
+#include "kernels/stop_signal.h"
 #include "messages/graph.h"
 
 namespace callboard::kernels {
@@ -96,6 +97,9 @@ struct KernelTables {
   std::vector<ValueCheck> targets;
 };
 
+class PendingCompute;
+class PendingKernels;
+
 /// What kernels share during one run of a fragment. Belongs to the stream's thread.
 struct KernelFrame {
   std::span<Blob> blobs;
@@ -104,10 +108,15 @@ struct KernelFrame {
   c10::Device device{c10::DeviceType::CPU};
   std::span<KernelHook* const> hooks;
   MutationGuard* guard = nullptr;
+  const StopSignal* stop = nullptr;   ///< for kernels that take long; may be nullptr
+  PendingKernels* pending = nullptr;  ///< where kernels may go on elsewhere while others run
   bool check_outputs = true;
   RunId run = 0;
   Stack* stack = nullptr;  ///< one for the stream, reused: no allocation per call
 };
+
+/// Of the exception being handled: the one place where what kernels throw becomes a value.
+Error error_of_exception();
 
 /// What a value is, against what was declared. nullopt if it holds to it; else what was expected and found.
 std::optional<std::string> mismatch(const ValueCheck& check, const c10::IValue& value, const ExprTable& exprs,
@@ -127,6 +136,15 @@ class Kernel {
   /// thrown. A poisoned input is inherited: nothing runs, the outputs and the return value carry its error.
   /// nullptr: all went well.
   std::shared_ptr<const Error> run(KernelFrame& frame) noexcept;
+
+  // -- for PendingKernels
+  /// Whether begin() may take it elsewhere.
+  virtual bool may_begin() const { return false; }
+  /// Takes what begin() began through steps 5 to 7; returns as run() does.
+  std::shared_ptr<const Error> finish(PendingCompute& compute, KernelFrame& frame) noexcept;
+  /// It must not run beside any other: it writes to an argument, has effects or takes sizes that others compute.
+  bool stands_alone() const;
+  bool reads_output_of(const Kernel& other) const;
 
   /// Two calls that bring the kernel's own data into the cache ahead of run(): a fragment of a thousand kernels does
   /// not fit there, and waiting for memory costs more than all else that run() adds to an operator. The object first,
@@ -169,6 +187,9 @@ class Kernel {
  protected:
   /// Takes the arguments from the stack, which is the frame's, and leaves the results there. May throw.
   virtual void compute(Stack& stack, KernelFrame& frame) = 0;
+  /// The same, without waiting for its end. nullptr: compute() it is. May throw.
+  virtual std::unique_ptr<PendingCompute> begin(Stack& stack, KernelFrame& frame);
+  virtual bool has_effects() const { return false; }
 
  private:
   static constexpr std::size_t kCacheLine = 64;
@@ -176,6 +197,7 @@ class Kernel {
   static constexpr std::size_t kPrefetchMax = 512;
   using Failure = std::optional<Error>;
   Failure run_steps(KernelFrame& frame, std::shared_ptr<const Error>& inherited);
+  Failure take_results(KernelFrame& frame);
   bool push_arguments(KernelFrame& frame, std::shared_ptr<const Error>& inherited);
   void push_converted(KernelFrame& frame, const ArgumentStep& step);
   bool push_list(KernelFrame& frame, const ArgumentStep& step, std::shared_ptr<const Error>& inherited);

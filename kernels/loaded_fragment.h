@@ -57,8 +57,9 @@ struct LoadedFragment {
   std::vector<std::uint32_t> frees_begin;  ///< kernel i is followed by frees[frees_begin[i], frees_begin[i + 1])
   std::vector<Slot> frees;
   std::vector<Output> outputs;
-  bool writes = false;  ///< some kernel writes to an argument
-  bool python = false;  ///< some kernel is a Python function
+  bool writes = false;      ///< some kernel writes to an argument
+  bool python = false;      ///< some kernel is a Python function
+  std::size_t overlap = 1;  ///< so many of those may be under way at once
 
   MemoryForecast forecast;
   bool may_not_fit = false;  ///< with large symbols the forecast exceeds memory_limit: look at each run

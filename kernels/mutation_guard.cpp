@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <ATen/core/List.h>
-#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/set.h>
 
@@ -19,6 +18,17 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 at::Tensor view_of(const at::Tensor& tensor, const c10::Storage& storage) {
   at::Tensor moved = at::empty({0}, tensor.options());
   return moved.set_(storage, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+}
+
+/// All bytes of a storage as a tensor, on the device of `like`.
+at::Tensor whole_of(const at::Tensor& like, const c10::Storage& storage) {
+  at::Tensor whole = at::empty({0}, like.options().dtype(at::kByte));
+  return whole.set_(storage, 0, {static_cast<std::int64_t>(storage.nbytes())}, {1});
+}
+
+c10::Storage fresh_storage_for(const at::Tensor& tensor) {
+  const auto bytes = static_cast<std::int64_t>(tensor.storage().nbytes());
+  return at::empty({bytes}, tensor.options().dtype(at::kByte)).storage();
 }
 
 /// Calls `change` with each tensor of a value, itself or inside a list, and stores what it returns.
@@ -57,22 +67,20 @@ void MutationGuard::note_undeclared_write(const at::Tensor& tensor) {
 void MutationGuard::before_write(c10::IValue& argument, torch::jit::Stack& stack, std::span<Blob> blobs) {
   if (argument.isTensor()) {
     const at::Tensor tensor = argument.toTensor();
-    if (is_protected(tensor)) copy_storage(tensor, stack, blobs);
+    if (is_protected(tensor)) move_to(fresh_storage_for(tensor), tensor, stack, blobs);
   } else if (argument.isTensorList()) {
     const std::vector<at::Tensor> tensors = argument.toTensorVector();
     for (const at::Tensor& tensor : tensors) {
-      if (is_protected(tensor)) copy_storage(tensor, stack, blobs);
+      if (is_protected(tensor)) move_to(fresh_storage_for(tensor), tensor, stack, blobs);
     }
   }
 }
 
-void MutationGuard::copy_storage(const at::Tensor& tensor, torch::jit::Stack& stack, std::span<Blob> blobs) {
-  const c10::Storage& old = tensor.storage();
-  const auto bytes = static_cast<std::int64_t>(old.nbytes());
-  at::Tensor whole = at::empty({0}, tensor.options().dtype(at::kByte));
-  whole.set_(old, 0, {bytes}, {1});
-  const c10::Storage fresh = at::clone(whole).storage();
-
+void MutationGuard::move_to(const c10::Storage& fresh, const at::Tensor& tensor, torch::jit::Stack& stack,
+                            std::span<Blob> blobs) {
+  const at::Tensor kept = tensor;  // it may be one of those that move
+  const c10::Storage& old = kept.storage();
+  whole_of(kept, fresh).copy_(whole_of(kept, old));
   const c10::StorageImpl* from = old.unsafeGetStorageImpl();
   const auto move = [&](const at::Tensor& seen) {
     return storage_of(seen) == from ? view_of(seen, fresh) : at::Tensor();

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
+#include <c10/core/Storage.h>
 
 #include "kernels/blob.h"
 
@@ -23,6 +24,11 @@ class MutationGuard {
   void protect(const at::Tensor& tensor, bool lasting = false);
   bool is_protected(const at::Tensor& tensor) const;
 
+  /// The tensor's whole storage is copied to `fresh`, which is as large, and every tensor of the run that looks into it
+  /// moves there.
+  static void move_to(const c10::Storage& fresh, const at::Tensor& tensor, torch::jit::Stack& stack,
+                      std::span<Blob> blobs);
+
   /// `argument` is about to be written to: a tensor or a list of tensors, on `stack`.
   void before_write(c10::IValue& argument, torch::jit::Stack& stack, std::span<Blob> blobs);
 
@@ -36,7 +42,6 @@ class MutationGuard {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     bool lasting = false;
   };
-  void copy_storage(const at::Tensor& tensor, torch::jit::Stack& stack, std::span<Blob> blobs);
   std::vector<Protected> protected_;
   bool damaged_ = false;
 };

@@ -1,12 +1,14 @@
 // What a device actor asks of its kernels, without a line of LibTorch: load a fragment, run it, hand its results out.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kernels/memory/arena.h"
@@ -36,6 +38,8 @@ struct IdleWaiting {
   std::function<void()> wake = {};
 };
 
+struct GilBoard;  // gil_ledger.h
+
 /// One entry of the cluster file's python.kernels.
 struct PythonKernelEntry {
   std::string target;   ///< "module:function"
@@ -45,14 +49,51 @@ struct PythonKernelEntry {
                         ///< device is ready; a decorated function may have one of its own
 };
 
-/// A device's inline GIL domain: the interpreter in its own process, and what it may run.
+/// A child process, seen by who talks to it. Its end kills and reaps the process. One thread at a time.
+class HelperProcess {
+ public:
+  virtual ~HelperProcess() = default;
+  virtual std::int64_t pid() const = 0;
+  virtual int pidfd() const = 0;  ///< readable when it has ended
+  virtual void kill() noexcept = 0;
+  /// "signal 11 (Segmentation fault)"; empty if it has not ended by `deadline`.
+  virtual std::string how_it_ended(TimePoint deadline) = 0;
+};
+
+/// Where an address lies, for a helper process that maps the same.
+struct MemoryPlace {
+  SegmentId segment = 0;
+  std::uint64_t offset = 0;
+};
+
+/// A GIL domain in child processes: what it needs of the device actor. All functions: any thread.
+struct DomainProcesses {
+  std::uint32_t count = 1;                             ///< that serve calls
+  std::uint32_t spare = 0;                             ///< warm ones that wait to replace one of those
+  Duration watchdog = std::chrono::seconds(30);        ///< a call may take, whatever its deadline
+  Duration start_timeout = std::chrono::seconds(120);  ///< until a child is ready
+  std::uint64_t memory_limit = 0;                      ///< of a child's ordinary memory, without shared blocks; 0: none
+  /// Starts one with these descriptors (ours, its number); waits until the main thread has done so.
+  std::function<Result<std::unique_ptr<HelperProcess>>(const std::vector<std::pair<int, int>>& fds)> spawn = {};
+  /// The descriptor of a segment that another process lent: the memory lane's.
+  SegmentOpener open_segment = {};
+  std::function<std::optional<MemoryPlace>(const void*)> find_constant = {};
+  std::function<Result<OpenedSegment>(SegmentId)> open_constant = {};
+};
+
+/// A device's GIL domain: where its interpreter is, and what it may run.
 struct PythonOptions {
   std::string executable;         ///< absolute path of a Python, as a rule a virtual environment's; empty: the one that
                                   ///< Callboard was built with
   std::vector<std::string> path;  ///< absolute paths, in front of sys.path
   std::vector<PythonKernelEntry> kernels;
+  std::optional<DomainProcesses> processes = {};  ///< nothing: inline, in this process
   /// Does the calling thread serve the actor's loop just now? There the GIL is refused. Any thread.
   std::function<bool()> on_loop = {};
+  /// Where the interpreter's ledger is kept; nullptr: in memory of its own.
+  GilBoard* board = nullptr;
+  /// Where Python writes its stacks when the process crashes, and at SIGUSR1 (its faulthandler); -1: nowhere.
+  int crash_fd = -1;
   /// Takes the domain's events, for the process's log. Set by the runtime.
   std::function<void(std::string_view event, std::string_view text)> log = {};
 };

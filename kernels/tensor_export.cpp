@@ -197,8 +197,7 @@ Result<std::vector<WireValue>> TensorExporter::export_from_device(at::Tensor ten
     auto lent = lend(tensor, own_memory, item, i, stream);
     if (!lent && lent.error().code == ErrorCode::kUnsupported) {
       // Memory that this machine lets nobody else reach: a copy for this one, too.
-      auto copy =
-          copy_in(tensor, ExportItem{item.value, item.name, item.copy, {item.holders[i]}}, stream, deadline);
+      auto copy = copy_in(tensor, ExportItem{item.value, item.name, item.copy, {item.holders[i]}}, stream, deadline);
       lent = copy ? Result<WireValue>(std::move(copy->front())) : Result<WireValue>(fail(std::move(copy).error()));
     }
     if (!lent) {

@@ -33,6 +33,7 @@ inline constexpr std::uint64_t kEnumEnd<ValueKind> = 5;
 template <>
 inline constexpr std::uint64_t kEnumEnd<FragmentInput::Source> = 2;
 
+// Also for the tables of domain_messages.cpp, which are of a protocol of their own.
 #define CALLBOARD_FIELDS(Type, ...)                  \
   template <>                                        \
   inline constexpr auto kFields<Type> = std::tuple { \
@@ -164,7 +165,5 @@ CALLBOARD_FIELDS(OpenConstant, &OpenConstant::query, &OpenConstant::hash);
 CALLBOARD_FIELDS(ConstantOpened, &ConstantOpened::query, &ConstantOpened::error, &ConstantOpened::segment,
                  &ConstantOpened::segment_bytes, &ConstantOpened::span, &ConstantOpened::file);
 CALLBOARD_FIELDS(ReleaseConstants, &ReleaseConstants::hashes);
-
-#undef CALLBOARD_FIELDS
 
 }  // namespace callboard::codec

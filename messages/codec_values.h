@@ -1,4 +1,5 @@
-// Internal to the codec: write() and read() for every type of the schema, derived from the field tables.
+// Internal to what speaks msgpack (codec*.cpp, domain_messages.cpp): write() and read() for every type of the schema,
+// derived from the field tables.
 //
 //   struct            array of its fields, exactly as many        bool, integers, double   their msgpack form
 //   variant           [index, payload]                            enumeration              integer in range

@@ -1,4 +1,4 @@
-// Internal to the codec: msgpack's basic forms, written and read. Nothing outside messages/codec* includes this.
+// Internal to the codec and domain_messages.cpp: msgpack's basic forms, written and read.
 //
 // The reader pulls one element at a time straight from the frame: no object tree, no zone, no view that outlives the
 // call. A type, a count or a length that does not fit is refused before anything is reserved for it.

@@ -137,9 +137,9 @@ Status ClientCore::connect() {
                 "see `callboard status` and `callboard logs`");
   }
   CALLBOARD_TRY(connected_.value());
-  CALLBOARD_ASSIGN(std::unique_ptr<ClientMemory> opened,
-                   ClientMemory::connect(
-                       {record_.memory_socket, self_, options_.memory_limit, admission_, gpu_plugin_}));
+  CALLBOARD_ASSIGN(
+      std::unique_ptr<ClientMemory> opened,
+      ClientMemory::connect({record_.memory_socket, self_, options_.memory_limit, admission_, gpu_plugin_}));
   const std::shared_ptr<ClientMemory> memory = std::move(opened);
   std::lock_guard lock(mutex_);
   memory_ = memory;

@@ -71,8 +71,9 @@ Result<std::uint64_t> check_tensor_memory(const std::string& input, const Tensor
   }
   if (*extent != 0 && tensor.data == nullptr) return bad("it has no memory");
   if (tensor.device) {
-    return fail(ErrorCode::kBadInput, "input '" + input + "', " + tensor.meta.to_string() +
-                                          ": its memory is GPU " + std::to_string(tensor.device->ordinal()) + "'s",
+    return fail(ErrorCode::kBadInput,
+                "input '" + input + "', " + tensor.meta.to_string() + ": its memory is GPU " +
+                    std::to_string(tensor.device->ordinal()) + "'s",
                 "copy it to the host first; the placement decides where the program runs");
   }
   return extent;

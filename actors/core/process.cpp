@@ -206,7 +206,7 @@ std::string ProcessExit::to_string() const {
 }
 
 Result<Process> Process::spawn(const SpawnOptions& options) {
-  if (::syscall(SYS_gettid) != ::getpid()) {
+  if (options.die_with_parent && ::syscall(SYS_gettid) != ::getpid()) {
     return fail(ErrorCode::kInternal,
                 "'" + options.program + "' was to be started from a thread that is not the main one",
                 "its parent-death signal would come when that thread ends");

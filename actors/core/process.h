@@ -43,8 +43,9 @@ class Process {
  public:
   /// Starts by fork and exec; what fails in the child up to and including exec is an error here (kStartFailed, or
   /// kResourceExhausted where the machine has no process, memory or descriptor left). stdin is /dev/null; signal mask
-  /// and handlers are the defaults. Main thread only (kInternal): a parent-death signal comes when the thread that
-  /// spawned ends, even if the process lives on. The main thread lives as long as the process.
+  /// and handlers are the defaults. With die_with_parent on the main thread only (kInternal): a parent-death signal
+  /// comes when the thread that spawned ends, even if the process lives on. The main thread lives as long as the
+  /// process.
   static Result<Process> spawn(const SpawnOptions& options);
 
   /// Kills and reaps what is still running, with its process group.

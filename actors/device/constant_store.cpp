@@ -1,16 +1,20 @@
 #include "actors/device/constant_store.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <cerrno>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 namespace callboard::actors {
 
 struct ConstantStore::Mapping {
   std::byte* data = nullptr;
   std::uint64_t bytes = 0;
+  UniqueFd fd;  // kept for helper processes
   Mapping() = default;
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -18,6 +22,19 @@ struct ConstantStore::Mapping {
     if (data != nullptr) ::munmap(data, bytes);
   }
 };
+
+namespace {
+
+template <class Place>
+std::pair<const std::byte*, std::uint64_t> extent_of(const Place& place) {
+  if constexpr (std::is_same_v<Place, kernels::MappedFile>) {
+    return {place.data(), place.bytes()};
+  } else {
+    return {place.data, place.bytes};
+  }
+}
+
+}  // namespace
 
 Result<std::shared_ptr<ConstantStore::Mapping>> ConstantStore::map_segment(SegmentId segment,
                                                                            std::uint64_t segment_bytes, UniqueFd fd) {
@@ -37,6 +54,7 @@ Result<std::shared_ptr<ConstantStore::Mapping>> ConstantStore::map_segment(Segme
   auto mapping = std::make_shared<Mapping>();
   mapping->data = static_cast<std::byte*>(data);
   mapping->bytes = segment_bytes;
+  mapping->fd = std::move(fd);
   mappings_[segment] = mapping;
   return mapping;
 }
@@ -90,6 +108,41 @@ Result<kernels::ConstantStorage> ConstantStore::open(const ContentHash& hash, st
   storage.file = std::move(placed->file);
   storage.keep = std::make_shared<Use>(lane_, hash, std::move(placed->mapping));
   return storage;
+}
+
+std::optional<kernels::MemoryPlace> ConstantStore::find(const void* pointer) const {
+  const auto* at = static_cast<const std::byte*>(pointer);
+  std::lock_guard lock(mutex_);
+  const auto in = [at](const auto& places) -> std::optional<kernels::MemoryPlace> {
+    for (const auto& [segment, place] : places) {
+      const auto mapping = place.lock();
+      if (!mapping) continue;
+      const auto [start, bytes] = extent_of(*mapping);
+      if (at < start || at >= start + bytes) continue;
+      return kernels::MemoryPlace{segment, static_cast<std::uint64_t>(at - start)};
+    }
+    return std::nullopt;
+  };
+  const auto found = in(mappings_);
+  return found ? found : in(files_);
+}
+
+Result<kernels::OpenedSegment> ConstantStore::descriptor(SegmentId segment) const {
+  std::lock_guard lock(mutex_);
+  const auto copy = [segment](int fd, std::uint64_t bytes, bool may_shrink) -> Result<kernels::OpenedSegment> {
+    kernels::OpenedSegment opened{UniqueFd(::fcntl(fd, F_DUPFD_CLOEXEC, 0)), bytes, may_shrink};
+    if (opened.fd) return opened;
+    return fail(ErrorCode::kResourceExhausted,
+                "cannot copy the descriptor of constants " + std::to_string(segment) + ": " + std::strerror(errno),
+                "raise the limit of open files (ulimit -n, RLIMIT_NOFILE)");
+  };
+  if (const auto known = mappings_.find(segment); known != mappings_.end()) {
+    if (const auto mapping = known->second.lock()) return copy(mapping->fd.get(), mapping->bytes, false);
+  }
+  if (const auto known = files_.find(segment); known != files_.end()) {
+    if (const auto file = known->second.lock()) return copy(file->fd(), file->bytes(), true);
+  }
+  return fail(ErrorCode::kTensorLost, "the constants " + std::to_string(segment) + " are no longer mapped here");
 }
 
 }  // namespace callboard::actors

@@ -5,8 +5,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 
 #include "actors/core/memory_lane.h"
+#include "kernels/memory/segment_map.h"
 #include "kernels/runtime.h"
 
 namespace callboard::actors {
@@ -21,6 +23,11 @@ class ConstantStore {
   /// answer does not fit.
   Result<kernels::ConstantStorage> open(const ContentHash& hash, std::uint64_t bytes);
 
+  /// Where this address lies, if it is a constant's; for helper processes, which map the same.
+  std::optional<kernels::MemoryPlace> find(const void* pointer) const;
+  /// kTensorLost if no constant of it is left.
+  Result<kernels::OpenedSegment> descriptor(SegmentId segment) const;
+
  private:
   struct Mapping;
   /// What holds the constant, mapped.
@@ -34,7 +41,7 @@ class ConstantStore {
   Result<std::shared_ptr<kernels::MappedFile>> map_file(SegmentId segment, UniqueFd fd, ConstantFile file);
 
   MemoryLane& lane_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::map<SegmentId, std::weak_ptr<Mapping>> mappings_;           // guarded by mutex_, like files_
   std::map<SegmentId, std::weak_ptr<kernels::MappedFile>> files_;  // numbers are never used again
 };

@@ -25,6 +25,7 @@
 #include "actors/device/constant_store.h"
 #include "actors/device/device_core.h"
 #include "actors/device/device_queries.h"
+#include "actors/device/helper_spawner.h"
 #include "actors/device/python_options.h"
 #include "kernels/runtime.h"
 #include "messages/base/check.h"
@@ -89,6 +90,7 @@ class DeviceActor {
     coordinator_.reset();
     hub_.reset();
     set_lender(nullptr);
+    spawner_.close();
     runtime_.reset();  // joins the streams: nothing calls back after this
     segments_.reset();
     constants_.reset();
@@ -131,6 +133,7 @@ class DeviceActor {
   const DeviceProcessOptions options_;
   const config::DeviceConfig device_;
   const ActorId self_;
+  HelperSpawner spawner_;
   std::unique_ptr<Loop> loop_;
   Alarm tick_{*loop_, [this] { step(DeviceCore::Tick{}); }};
   std::unique_ptr<Messenger> messenger_;
@@ -214,8 +217,16 @@ Status DeviceActor::start_runtime() {
     // Behind the answer that the run which found it is about to post.
     loop_->post([this] { loop_->in(kLastWords, [this] { end_failed_device(); }); });
   };
-  if (device_.python == "inline") {
+  if (device_.python != "none") {
     runtime.python = python_options(options_.config.python, [this] { return loop_->on_loop_thread(); });
+  }
+  if (device_.python == "process") {
+    kernels::DomainProcesses processes = domain_processes(options_.config.python);
+    processes.spawn = [this](const HelperSpawner::Fds& fds) { return spawner_.spawn(fds); };
+    processes.open_segment = [this](const ActorId& owner, SegmentId id) { return lane_->open_segment(owner, id); };
+    processes.find_constant = [this](const void* pointer) { return constants_->find(pointer); };
+    processes.open_constant = [this](SegmentId segment) { return constants_->descriptor(segment); };
+    runtime.python->processes = std::move(processes);
   }
   runtime.waiting.idle = [this](const std::function<bool()>& has_work) { return loop_->drive(has_work, kNever); };
   runtime.waiting.wake = [this] { loop_->post([] {}); };
@@ -287,14 +298,12 @@ bool DeviceActor::run() {
     peers_.clear();
     coordinator_.reset();
     hub_.reset();
-    ::kill(::getpid(), SIGTERM);  // wakes the main thread's sigwait
+    ::kill(::getpid(), SIGTERM);  // wakes the main thread
   });
   sigset_t signals;
   ::sigemptyset(&signals);
   ::sigaddset(&signals, SIGTERM);
-  int signal = 0;
-  while (::sigwait(&signals, &signal) != 0) {
-  }
+  spawner_.serve_until(signals);
   loop_->stop();
   thread.join();
   return ok;
@@ -554,7 +563,7 @@ int run_device(const DeviceProcessOptions& options) {
     return 1;
   }
   mark_inside_cluster(options.run_dir);
-  // SIGTERM is taken by sigwait below; a terminal's Ctrl-C is the node actor's business, which ends us in order.
+  // SIGTERM is taken by serve_until() below; a terminal's Ctrl-C is the node actor's business, which ends us in order.
   sigset_t signals;
   ::sigemptyset(&signals);
   ::sigaddset(&signals, SIGTERM);

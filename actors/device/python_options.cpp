@@ -1,18 +1,43 @@
 #include "actors/device/python_options.h"
 
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 namespace callboard::actors {
+
+namespace {
+
+/// A build tree has it in python/ beside bin/; in a wheel bin/ is inside the package, which the environment finds.
+std::string package_folder() {
+  std::error_code failed;
+  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", failed);
+  const std::filesystem::path folder = program.parent_path().parent_path() / "python";
+  return !failed && std::filesystem::is_directory(folder / "callboard", failed) ? folder.string() : std::string();
+}
+
+}  // namespace
 
 kernels::PythonOptions python_options(const config::PythonConfig& config, std::function<bool()> on_loop) {
   kernels::PythonOptions python;
   python.executable = config.executable;
   python.path = config.path;
+  if (std::string package = package_folder(); !package.empty()) python.path.push_back(std::move(package));
   for (const config::PythonKernelConfig& kernel : config.kernels) {
     python.kernels.push_back({kernel.target, kernel.schema, kernel.random, kernel.warm_up});
   }
   python.on_loop = std::move(on_loop);
   return python;
+}
+
+kernels::DomainProcesses domain_processes(const config::PythonConfig& config) {
+  kernels::DomainProcesses processes;
+  processes.count = config.count;
+  processes.spare = config.spare;
+  processes.watchdog = config.watchdog;
+  processes.start_timeout = config.start_timeout;
+  processes.memory_limit = config.memory_limit;
+  return processes;
 }
 
 }  // namespace callboard::actors

@@ -8,7 +8,11 @@
 
 namespace callboard::actors {
 
-/// `on_loop`: see kernels::PythonOptions.
+/// The folder of the package `callboard`, where it is beside this program, comes last of the paths: it brings kernels
+/// of its own. `on_loop`: see kernels::PythonOptions.
 kernels::PythonOptions python_options(const config::PythonConfig& config, std::function<bool()> on_loop);
+
+/// Without the functions, which are the device actor's.
+kernels::DomainProcesses domain_processes(const config::PythonConfig& config);
 
 }  // namespace callboard::actors

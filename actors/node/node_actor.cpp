@@ -170,9 +170,8 @@ Status NodeActor::prepare_directory() {
   record_.memory_socket = run_dir_.path + "/memory.sock";
   record_.version = options_.version;
   record_.requests_per_client = config.limits.requests_per_client;
-  record_.results_on_gpu = std::any_of(config.devices.begin(), config.devices.end(), [](const auto& device) {
-    return device.output_device != "cpu";
-  });
+  record_.results_on_gpu = std::any_of(config.devices.begin(), config.devices.end(),
+                                       [](const auto& device) { return device.output_device != "cpu"; });
   return {};
 }
 

@@ -1,9 +1,12 @@
 #include "kernels/memory/arena.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -26,6 +29,8 @@ constexpr std::uint64_t kCreditStep = 64u << 20;
 // A small block may use a segment that was made for one large block only if nothing else is free: it would keep the
 // whole of it from being given back, or from serving the next large block.
 constexpr std::uint64_t kDedicatedShare = 8;
+// Of the helpers' zone: most devices have few of such blocks, and a memory_limit counts whole segments.
+constexpr std::uint64_t kHelperSegment = 16u << 20;
 
 struct Block {
   std::uint64_t pages = 0;
@@ -34,8 +39,8 @@ struct Block {
 };
 
 struct SegmentRecord {
-  SegmentRecord(SegmentId number, Segment mapped, bool own)
-      : id(number), memory(std::move(mapped)), dedicated(own), extents(memory.bytes() / page_bytes()) {}
+  SegmentRecord(SegmentId number, Segment mapped, bool own, Zone whose)
+      : id(number), memory(std::move(mapped)), dedicated(own), zone(whose), extents(memory.bytes() / page_bytes()) {}
 
   bool holds(const std::byte* pointer) const {
     return pointer >= memory.data() && pointer < memory.data() + memory.bytes();
@@ -48,6 +53,7 @@ struct SegmentRecord {
   const SegmentId id;
   Segment memory;
   const bool dedicated;  ///< made for one block larger than an ordinary segment
+  const Zone zone;
   ExtentAllocator extents;
   std::map<std::uint64_t, Block> blocks;  ///< by first page
 };
@@ -71,9 +77,11 @@ class ArenaImpl final : public Arena {
   ArenaImpl(ArenaOptions options, SegmentObserver observer)
       : options_(std::move(options)), observer_(std::move(observer)) {}
 
-  Result<void*> allocate(std::size_t bytes) override;
+  Result<void*> allocate(std::size_t bytes) override { return allocate_in(Zone::kOwn, bytes); }
+  Result<void*> allocate_for_helpers(std::size_t bytes) override { return allocate_in(Zone::kHelpers, bytes); }
   void deallocate(void* pointer) noexcept override;
   std::optional<Location> find(const void* pointer) const override;
+  Result<Descriptor> descriptor(SegmentId segment, bool writable) const override;
   std::optional<ArenaBlock> lease(const void* pointer, const ActorId& holder) override;
   bool release(LeaseId lease) noexcept override;
   std::size_t holder_gone(const ActorId& holder) noexcept override;
@@ -97,7 +105,7 @@ class ArenaImpl final : public Arena {
   // with mutex_
   SegmentRecord* segment_locked(const std::byte* pointer) const;
   std::map<std::uint64_t, Block>::iterator live_block_locked(SegmentRecord& segment, const std::byte* pointer) const;
-  std::optional<Taken> take_locked(std::uint64_t pages);
+  std::optional<Taken> take_locked(Zone zone, std::uint64_t pages);
   void add_block_locked(SegmentRecord& segment, const Extent& extent);
   void end_block_locked(SegmentRecord& segment, std::map<std::uint64_t, Block>::iterator block, bool warm);
   void end_lease_locked(std::uintptr_t block);
@@ -105,12 +113,16 @@ class ArenaImpl final : public Arena {
   std::uint64_t warm_bytes_locked() const;
 
   // with growth_
-  Result<Taken> grow_growing(std::uint64_t pages);
-  Result<std::uint64_t> segment_bytes_growing(std::uint64_t bytes);
+  Result<Taken> grow_growing(Zone zone, std::uint64_t pages);
+  Result<std::uint64_t> segment_bytes_growing(std::uint64_t ordinary, std::uint64_t bytes);
   Status earn_credit_growing(std::uint64_t bytes);
   void give_back_growing(const Freeing& freeing);
 
   // with neither
+  Result<void*> allocate_in(Zone zone, std::size_t bytes);
+  std::uint64_t ordinary_bytes(Zone zone) const {
+    return zone == Zone::kOwn ? options_.segment_bytes : std::min(options_.segment_bytes, kHelperSegment);
+  }
   Result<void*> populate(const Taken& taken);
   Status charge(std::uint64_t bytes);
   void undo(const Taken& taken);
@@ -120,7 +132,7 @@ class ArenaImpl final : public Arena {
   const SegmentObserver observer_;
   std::atomic<bool> forked_{false};
 
-  std::mutex growth_;
+  mutable std::mutex growth_;
   SegmentId last_segment_ = 0;  // guarded by growth_
 
   mutable std::mutex mutex_;
@@ -155,12 +167,13 @@ std::map<std::uint64_t, Block>::iterator ArenaImpl::live_block_locked(SegmentRec
   return inside && block->second.allocated ? block : segment.blocks.end();
 }
 
-std::optional<Taken> ArenaImpl::take_locked(std::uint64_t pages) {
+std::optional<Taken> ArenaImpl::take_locked(Zone zone, std::uint64_t pages) {
   SegmentRecord* best = nullptr;
   for (const bool any_segment : {false, true}) {
     for (const bool warm_only : {true, false}) {
       std::uint64_t best_run = std::numeric_limits<std::uint64_t>::max();
       for (const auto& segment : segments_) {
+        if (segment->zone != zone) continue;
         if (!any_segment && segment->dedicated && pages * kDedicatedShare < segment->extents.pages()) continue;
         const std::uint64_t run = segment->extents.fit(pages, warm_only);
         if (run != 0 && run < best_run) {
@@ -222,7 +235,7 @@ Error ArenaImpl::refusal(std::uint64_t requested, const std::string& why, const 
                held ? "let go of results that are not needed any more" : hint);
 }
 
-Result<void*> ArenaImpl::allocate(std::size_t bytes) {
+Result<void*> ArenaImpl::allocate_in(Zone zone, std::size_t bytes) {
   if (bytes == 0) return nullptr;
   if (forked_.load(std::memory_order_relaxed)) {
     return fail(ErrorCode::kEnvironment,
@@ -236,11 +249,11 @@ Result<void*> ArenaImpl::allocate(std::size_t bytes) {
   std::optional<Taken> taken;
   {
     std::lock_guard lock(mutex_);
-    taken = take_locked(pages);
+    taken = take_locked(zone, pages);
   }
   if (!taken) {
     std::lock_guard growth(growth_);
-    CALLBOARD_ASSIGN(taken, grow_growing(pages));
+    CALLBOARD_ASSIGN(taken, grow_growing(zone, pages));
   }
   return populate(*taken);
 }
@@ -324,8 +337,8 @@ Status ArenaImpl::earn_credit_growing(std::uint64_t bytes) {
   return {};
 }
 
-Result<std::uint64_t> ArenaImpl::segment_bytes_growing(std::uint64_t bytes) {
-  const std::uint64_t wanted = std::max(bytes, round_to_pages(options_.segment_bytes));
+Result<std::uint64_t> ArenaImpl::segment_bytes_growing(std::uint64_t ordinary, std::uint64_t bytes) {
+  const std::uint64_t wanted = std::max(bytes, round_to_pages(ordinary));
   if (options_.memory_limit == 0) return wanted;
   const auto left = [this] {
     std::lock_guard lock(mutex_);
@@ -343,13 +356,13 @@ Result<std::uint64_t> ArenaImpl::segment_bytes_growing(std::uint64_t bytes) {
   return std::min(wanted, available / page_bytes() * page_bytes());
 }
 
-Result<Taken> ArenaImpl::grow_growing(std::uint64_t pages) {
+Result<Taken> ArenaImpl::grow_growing(Zone zone, std::uint64_t pages) {
   {
     std::lock_guard lock(mutex_);
-    if (std::optional<Taken> taken = take_locked(pages)) return std::move(*taken);  // another thread has grown
+    if (std::optional<Taken> taken = take_locked(zone, pages)) return std::move(*taken);  // another thread has grown
   }
   const std::uint64_t bytes = pages * page_bytes();
-  CALLBOARD_ASSIGN(const std::uint64_t size, segment_bytes_growing(bytes));
+  CALLBOARD_ASSIGN(const std::uint64_t size, segment_bytes_growing(ordinary_bytes(zone), bytes));
   CALLBOARD_TRY(earn_credit_growing(bytes));
   const std::string name = "callboard:" + options_.owner.to_string();
   CALLBOARD_ASSIGN(Segment memory, Segment::create(size, name.substr(0, 200).c_str()));
@@ -358,8 +371,8 @@ Result<Taken> ArenaImpl::grow_growing(std::uint64_t pages) {
     CALLBOARD_ASSIGN(UniqueFd read_only, memory.open_read_only());
     CALLBOARD_TRY(observer_.added(id, std::move(read_only), memory.bytes()));
   }
-  const bool dedicated = bytes > options_.segment_bytes;
-  auto record = std::make_unique<SegmentRecord>(id, std::move(memory), dedicated);
+  const bool dedicated = bytes > ordinary_bytes(zone);
+  auto record = std::make_unique<SegmentRecord>(id, std::move(memory), dedicated, zone);
   Taken taken{record.get(), *record->extents.allocate(pages)};
   std::lock_guard lock(mutex_);
   add_block_locked(*record, taken.grant.extent);
@@ -460,7 +473,33 @@ std::optional<Arena::Location> ArenaImpl::find(const void* pointer) const {
   const auto block = live_block_locked(*segment, at);
   if (block == segment->blocks.end()) return std::nullopt;
   return Location{segment->id, block->first * page_bytes(), block->second.pages * page_bytes(),
-                  segment->at(block->first)};
+                  segment->at(block->first), segment->zone};
+}
+
+Result<Arena::Descriptor> ArenaImpl::descriptor(SegmentId segment, bool writable) const {
+  const std::string name = "segment " + std::to_string(segment) + " of " + options_.owner.to_string();
+  std::lock_guard growth(growth_);  // so that the segment is not closed meanwhile
+  const SegmentRecord* found = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    const auto known = std::ranges::find(segments_, segment, [](const auto& one) { return one->id; });
+    if (known != segments_.end()) found = known->get();
+  }
+  if (found == nullptr) return fail(ErrorCode::kTensorLost, name + " is closed");
+  const SegmentRecord& record = *found;
+  if (writable && record.zone != Zone::kHelpers) {
+    return fail(ErrorCode::kPermission, name + " is not the helpers' to write to");
+  }
+  Descriptor descriptor;
+  descriptor.bytes = record.memory.bytes();
+  if (!writable) {
+    CALLBOARD_ASSIGN(descriptor.fd, record.memory.open_read_only());
+    return descriptor;
+  }
+  descriptor.fd.reset(::fcntl(record.memory.fd(), F_DUPFD_CLOEXEC, 0));
+  if (descriptor.fd) return descriptor;
+  return fail(ErrorCode::kResourceExhausted, "cannot copy the descriptor of " + name + ": " + std::strerror(errno),
+              "raise the limit of open files (ulimit -n, RLIMIT_NOFILE)");
 }
 
 std::optional<ArenaBlock> ArenaImpl::lease(const void* pointer, const ActorId& holder) {

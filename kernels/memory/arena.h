@@ -8,6 +8,7 @@
 //         has a lock of its own, which deallocate(), find() and everything about leases never take.
 //   AR-4  Every growth is charged to the budget first; refusing names the sizes and leaves everything as it was.
 //   AR-5  After a fork the child never touches the shared pages (kernels/arena_allocator.h registers the handler).
+//   AR-6  A segment that a helper process can write to holds blocks of the helpers' zone only.
 #pragma once
 
 #include <cstddef>
@@ -61,6 +62,13 @@ struct SegmentObserver {
   std::function<void(SegmentId)> dropped;
 };
 
+/// Who may write to a segment's pages. Blocks of the two never share a segment: what a process that went wrong can
+/// reach is what it was given.
+enum class Zone : std::uint8_t {
+  kOwn,      ///< this process
+  kHelpers,  ///< its helper processes, too (children of GIL domains): results that they make lie here from the start
+};
+
 /// Allocates page-aligned, page-padded blocks. Thread-safe; every method may be called from any thread. Meant for
 /// blocks above limits::kInlineBytesMax (smaller tensors travel inline and stay in the ordinary heap).
 class Arena {
@@ -73,6 +81,8 @@ class Arena {
 
   /// kOutOfMemory with requested size, limit and use. Fresh or recycled pages: contents unspecified, pages populated.
   virtual Result<void*> allocate(std::size_t bytes) = 0;
+  /// The same in a segment of `Zone::kHelpers`, never in another one.
+  virtual Result<void*> allocate_for_helpers(std::size_t bytes) = 0;
   /// Accepts nullptr. `pointer` must be what allocate() gave.
   virtual void deallocate(void* pointer) noexcept = 0;
 
@@ -82,8 +92,16 @@ class Arena {
     std::uint64_t block_offset = 0;  ///< of the block's start in its segment
     std::uint64_t block_bytes = 0;
     void* block = nullptr;
+    Zone zone = Zone::kOwn;
   };
   virtual std::optional<Location> find(const void* pointer) const = 0;
+  /// The segment's descriptor, for a helper process: one that can be mapped writable if `writable`, which only segments
+  /// of the helpers' zone give (kPermission). kTensorLost if there is no such segment (any more).
+  struct Descriptor {
+    UniqueFd fd;
+    std::uint64_t bytes = 0;
+  };
+  virtual Result<Descriptor> descriptor(SegmentId segment, bool writable) const = 0;
 
   /// A lease for `holder` on the block around `pointer` (which find() knows), as handle. nullopt if it is not ours.
   virtual std::optional<ArenaBlock> lease(const void* pointer, const ActorId& holder) = 0;

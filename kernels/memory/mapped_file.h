@@ -33,6 +33,7 @@ class MappedFile {
   const std::byte* data() const { return data_; }
   std::byte* data() { return data_; }
   std::uint64_t bytes() const { return bytes_; }
+  int fd() const { return fd_.get(); }
 
   /// A constant that is read here from now on. Costs nothing while the file is as it was, else the constant is read and
   /// hashed. kFileChanged names file and constant; kMalformed if it does not lie in the file.

@@ -69,6 +69,7 @@ struct State {
   std::deque<ActorId> gone_owners;
   std::uint64_t uses = 0;
   std::uint64_t own_bytes = 0;  ///< of mappings that belong to one block
+  std::map<std::byte*, std::pair<std::uint64_t, SegmentMap::Place>> own_places;  ///< start → bytes and start's place
 
   void release(const ActorId& owner, LeaseId lease);
 };
@@ -151,12 +152,14 @@ class OwnBlock final : public MappedBlock {
         lease_(block.lease) {
     std::lock_guard lock(state_->mutex);
     state_->own_bytes += memory_->bytes();
+    state_->own_places[memory_->data()] = {memory_->bytes(), {block.owner, block.segment, range.first}};
   }
   ~OwnBlock() override {
     if (::getpid() != state_->pid) return;
     {
       std::lock_guard lock(state_->mutex);
       state_->own_bytes -= memory_->bytes();
+      state_->own_places.erase(memory_->data());
     }
     memory_.reset();
     state_->release(owner_, lease_);
@@ -186,6 +189,7 @@ class SegmentMapImpl final : public SegmentMap {
   }
 
   Result<std::shared_ptr<MappedBlock>> open(const ArenaBlock& block) override;
+  std::optional<Place> find(const void* pointer) const override;
   std::vector<SegmentId> held_segments(const ActorId& owner) const override;
   void drop_owner(const ActorId& owner) override;
   std::uint64_t mapped_bytes() const override;
@@ -208,9 +212,11 @@ Result<PrivateMapping> SegmentMapImpl::map_segment(const ArenaBlock& block, std:
   if (::fstat(opened.fd.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size <= 0) {
     return fail(ErrorCode::kMalformed, what + " is not a memory segment");
   }
-  const auto size = static_cast<std::uint64_t>(info.st_size);
+  // A file's last page counts whole: what it lacks reads as zeros.
+  const auto size = opened.may_shrink ? round_to_pages(static_cast<std::uint64_t>(info.st_size))
+                                      : static_cast<std::uint64_t>(info.st_size);
   const int seals = ::fcntl(opened.fd.get(), F_GET_SEALS);
-  if (seals < 0 || !(seals & F_SEAL_SHRINK)) {
+  if (!opened.may_shrink && (seals < 0 || !(seals & F_SEAL_SHRINK))) {
     return fail(ErrorCode::kMalformed, what + " is not sealed against shrinking: reading it could end this process");
   }
   if (size % page_bytes() != 0 || (part && part->second > size)) return fail(out_of_segment(block, size));
@@ -326,6 +332,25 @@ Result<std::shared_ptr<MappedBlock>> SegmentMapImpl::open(const ArenaBlock& bloc
   Result<std::shared_ptr<MappedBlock>> opened = open_block(block);
   if (!opened) state_->release(block.owner, block.lease);
   return opened;
+}
+
+std::optional<SegmentMap::Place> SegmentMapImpl::find(const void* pointer) const {
+  auto* const at = static_cast<std::byte*>(const_cast<void*>(pointer));
+  std::lock_guard lock(state_->mutex);
+  if (auto own = state_->own_places.upper_bound(at); own != state_->own_places.begin()) {
+    --own;
+    const auto offset = static_cast<std::uint64_t>(at - own->first);
+    Place place = own->second.second;
+    place.offset += offset;
+    if (offset < own->second.first) return place;
+  }
+  for (const auto& [key, mapping] : state_->mappings) {
+    if (mapping->phase != Mapping::Phase::kOpen || mapping->ranges.empty()) continue;
+    const PrivateMapping& memory = *mapping->memory;
+    if (at < memory.data() || at >= memory.data() + memory.bytes()) continue;
+    return Place{key.first, key.second, static_cast<std::uint64_t>(at - memory.data())};
+  }
+  return std::nullopt;
 }
 
 std::vector<SegmentId> SegmentMapImpl::held_segments(const ActorId& owner) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "messages/base/fd.h"
@@ -18,6 +19,9 @@ namespace callboard::kernels {
 struct OpenedSegment {
   UniqueFd fd;
   std::uint64_t bytes = 0;
+  /// It is a file of the disk, which nobody can seal: one that is cut short ends whoever reads it. Only for a process
+  /// whose end is somebody's to bear.
+  bool may_shrink = false;
 };
 using SegmentOpener = std::function<Result<OpenedSegment>(const ActorId& owner, SegmentId segment)>;
 
@@ -26,7 +30,7 @@ using SegmentOpener = std::function<Result<OpenedSegment>(const ActorId& owner, 
 class MappedBlock {
  public:
   virtual ~MappedBlock() = default;
-  virtual std::byte* data() const = 0;   ///< private copy-on-write memory: writing is allowed and stays here
+  virtual std::byte* data() const = 0;  ///< private copy-on-write memory: writing is allowed and stays here
   virtual std::uint64_t bytes() const = 0;
 };
 
@@ -41,6 +45,14 @@ class SegmentMap {
   /// Maps the segment if this is its first block here and checks that [offset, offset + bytes) lies inside its real
   /// size (kMalformed) before anything is touched. The lease is released also when opening fails.
   virtual Result<std::shared_ptr<MappedBlock>> open(const ArenaBlock& block) = 0;
+
+  /// What a block that is open here names, seen from the address; nullopt if no block reaches there.
+  struct Place {
+    ActorId owner;
+    SegmentId segment = 0;
+    std::uint64_t offset = 0;  ///< of `pointer` in its segment
+  };
+  virtual std::optional<Place> find(const void* pointer) const = 0;
 
   /// Segments of `owner` that blocks still point into (answer to OwnerGone).
   virtual std::vector<SegmentId> held_segments(const ActorId& owner) const = 0;

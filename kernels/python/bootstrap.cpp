@@ -40,6 +40,18 @@ def explain(error):
     return name, text, trace, "", ""
 
 
+class Stopped(BaseException):
+    """The request was cancelled, or its deadline passed."""
+
+
+def watch_crashes(fd):
+    import faulthandler
+    import signal
+
+    faulthandler.enable(file=fd, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True, chain=False)
+
+
 def torch_version():
     return importlib.metadata.version("torch")
 

@@ -15,23 +15,21 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/tensor_memoryformats.h>
 
+#include "kernels/python/gil.h"
 #include "messages/limits.h"
 
 namespace callboard::kernels {
 
 namespace {
 
-/// What a storage that Python was given holds. Its end may come on any thread, with or without the GIL.
-struct LentStorage {
-  c10::Storage original;
-};
+using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
 
+/// `context` is the original storage, of which what Python was given owns one reference. The end may come on any
+/// thread, with or without the GIL.
 void end_lending(void* context) {
-  auto* lent = static_cast<LentStorage*>(context);
+  const auto original = StoragePtr::reclaim(static_cast<c10::StorageImpl*>(context));
   conversion_counts().held_blocks.fetch_sub(1, std::memory_order_relaxed);
-  conversion_counts().held_bytes.fetch_sub(static_cast<std::int64_t>(lent->original.nbytes()),
-                                           std::memory_order_relaxed);
-  delete lent;
+  conversion_counts().held_bytes.fetch_sub(static_cast<std::int64_t>(original->nbytes()), std::memory_order_relaxed);
 }
 
 bool is_lent(const c10::Storage& storage) { return storage.data_ptr().get_deleter() == &end_lending; }
@@ -169,12 +167,15 @@ void change_results(torch::jit::Stack& stack, const Change& change) {
   }
 }
 
+/// As computeDispatchKey() of its options, which takes its time.
+c10::DispatchKey key_of(const at::Tensor& tensor) {
+  const bool plain = tensor.is_cpu() && !tensor.is_quantized() && !tensor.is_mkldnn();
+  return plain ? c10::DispatchKey::CPU : tensor.options().computeDispatchKey();
+}
+
 }  // namespace
 
-ConversionCounts& conversion_counts() {
-  static auto* counts = new ConversionCounts;  // tensors end after static objects, too
-  return *counts;
-}
+ConversionCounts& conversion_counts() { return inline_gil_board().conversions; }
 
 KnownMemory::KnownMemory(c10::Device device) {
   // Arenas hand small blocks out another way than large ones.
@@ -197,10 +198,11 @@ Result<at::Tensor> alias_for_python(const at::Tensor& tensor) {
   const c10::Storage& original = tensor.storage();
   conversion_counts().held_blocks.fetch_add(1, std::memory_order_relaxed);
   conversion_counts().held_bytes.fetch_add(static_cast<std::int64_t>(original.nbytes()), std::memory_order_relaxed);
-  c10::DataPtr data(original.mutable_data(), new LentStorage{original}, &end_lending, tensor.device());
+  c10::DataPtr data(original.mutable_data(), c10::Storage(original).unsafeReleaseStorageImpl(), &end_lending,
+                    tensor.device());
   c10::Storage lent(c10::Storage::use_byte_size_t(), original.nbytes(), std::move(data), nullptr, false);
-  at::Tensor alias = at::detail::make_tensor<c10::TensorImpl>(
-      std::move(lent), c10::DispatchKeySet(tensor.options().computeDispatchKey()), tensor.dtype());
+  at::Tensor alias =
+      at::detail::make_tensor<c10::TensorImpl>(std::move(lent), c10::DispatchKeySet(key_of(tensor)), tensor.dtype());
   alias.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
   if (tensor.is_conj()) alias._set_conj(true);
   if (tensor.is_neg()) alias._set_neg(true);
@@ -244,11 +246,11 @@ Result<at::Tensor> to_tensor(PyObject* object) {
     return fail(ErrorCode::kOutputMismatch, "found a tensor without strides (sparse, say)",
                 "return a dense one: y.to_dense()");
   }
-  // A tensor of its own: neither Python object nor version nor graph.
-  at::Tensor own(impl->shallow_copy_and_detach(c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
+  // A tensor of its own: neither Python object nor version (as an inference tensor has none) nor graph.
+  at::Tensor own(impl->shallow_copy_and_detach(c10::VariableVersion(), /*allow_tensor_metadata_change=*/true));
   if (is_lent(found.storage())) {
-    const auto* lent = static_cast<const LentStorage*>(found.storage().data_ptr().get_context());
-    own.unsafeGetTensorImpl()->set_storage_keep_dtype(lent->original);
+    auto* original = static_cast<c10::StorageImpl*>(found.storage().data_ptr().get_context());
+    own.unsafeGetTensorImpl()->set_storage_keep_dtype(c10::Storage(StoragePtr::reclaim_copy(original)));
   }
   return own;
 }

@@ -6,7 +6,6 @@
 // none and that Python cannot reach any more. Dropping a tensor that went through here takes no GIL anywhere.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -20,18 +19,13 @@
 #include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
 
+#include "kernels/gil_ledger.h"
 #include "kernels/python/py_ref.h"
 #include "messages/base/error.h"
 
 namespace callboard::kernels {
 
-/// Of this process. Any thread.
-struct ConversionCounts {
-  std::atomic<std::int64_t> held_blocks{0};     ///< tensors over our memory that Python has now: kept after the call
-  std::atomic<std::int64_t> held_bytes{0};      ///< of their storages
-  std::atomic<std::uint64_t> copied_blocks{0};  ///< results that had to be copied: numpy's memory, or Python kept them
-  std::atomic<std::uint64_t> copied_bytes{0};
-};
+/// Of the interpreter in this process; lives as long as the process.
 ConversionCounts& conversion_counts();
 
 /// Which storages ATen allocates on a device: those alone may leave Python without a copy. One for each domain.

@@ -32,6 +32,8 @@ class FunctionTable {
   const std::vector<PythonOperator>& operators() const { return operators_; }
   const Function& function(const PythonOperator& op) const { return functions_[op.function]; }
   const std::vector<WarmUp>& warm_ups() const { return warm_ups_; }
+  /// Operator → target of the decorated functions that were seen, on the list or not.
+  const std::map<std::string, std::string, std::less<>>& declared() const { return declared_; }
   /// See GilDomain::why_not.
   std::string why_not(std::string_view op) const;
 

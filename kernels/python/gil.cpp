@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <mutex>
-#include <shared_mutex>
 #include <utility>
 
 #include "kernels/kernel_failure.h"
@@ -13,20 +12,14 @@ namespace callboard::kernels {
 namespace {
 
 std::atomic<PythonState> current_python_state{PythonState::kAbsent};
+std::atomic<GilBoard*> chosen_board{nullptr};
 
-struct LoopQuestion {
-  std::shared_mutex mutex;
-  std::function<bool()> ask;  // guarded by mutex
-};
-LoopQuestion& loop_question() {
-  static auto* question = new LoopQuestion;  // threads may ask until the process ends
-  return *question;
-}
+/// Nobody asks while it is replaced (set_loop_question()), so no lock is needed; what was there before stays for good.
+std::atomic<const std::function<bool()>*> loop_question{nullptr};
 
 bool serves_the_loop() {
-  LoopQuestion& question = loop_question();
-  const std::shared_lock lock(question.mutex);
-  return question.ask && question.ask();
+  const std::function<bool()>* ask = loop_question.load(std::memory_order_acquire);
+  return ask != nullptr && (*ask)();
 }
 
 /// What Python knows of the calling thread.
@@ -65,18 +58,25 @@ thread_local ThreadState thread_state;
 
 }  // namespace
 
-GilLedger& inline_gil_ledger() {
-  static auto* ledger = new GilLedger;  // threads end after static objects, too
-  return *ledger;
+GilBoard& inline_gil_board() {
+  if (GilBoard* board = chosen_board.load(std::memory_order_acquire)) return *board;
+  auto* own = new GilBoard;  // threads and tensors end after static objects, too
+  GilBoard* none = nullptr;
+  if (chosen_board.compare_exchange_strong(none, own)) return *own;
+  delete own;
+  return *none;
+}
+
+void use_gil_board(GilBoard& board) {
+  GilBoard* none = nullptr;
+  chosen_board.compare_exchange_strong(none, &board);
 }
 
 PythonState python_state() { return current_python_state.load(std::memory_order_acquire); }
 void set_python_state(PythonState state) { current_python_state.store(state, std::memory_order_release); }
 
 void set_loop_question(std::function<bool()> on_loop) {
-  LoopQuestion& question = loop_question();
-  const std::unique_lock lock(question.mutex);
-  question.ask = std::move(on_loop);
+  loop_question.store(on_loop ? new std::function<bool()>(std::move(on_loop)) : nullptr, std::memory_order_release);
 }
 
 GilScopedAcquire::GilScopedAcquire(GilSite site) {

@@ -17,7 +17,10 @@
 namespace callboard::kernels {
 
 /// Of the interpreter in this process; lives as long as the process.
-GilLedger& inline_gil_ledger();
+GilBoard& inline_gil_board();
+inline GilLedger& inline_gil_ledger() { return inline_gil_board().ledger; }
+/// Before anything is counted: it is kept there, for good. A second board is ignored.
+void use_gil_board(GilBoard& board);
 
 /// Whether Python may be entered. `absent` and `ending` refuse.
 enum class PythonState : std::uint8_t { kAbsent, kRunning, kEnding };

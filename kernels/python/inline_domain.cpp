@@ -13,7 +13,10 @@
 #include <nlohmann/json.hpp>
 #include <torch/csrc/Device.h>
 
+#include "kernels/gil_board_json.h"
 #include "kernels/kernel_failure.h"
+#include "kernels/python/bootstrap.h"
+#include "kernels/python/call_watch.h"
 #include "kernels/python/convert.h"
 #include "kernels/python/function_table.h"
 #include "kernels/python/gil.h"
@@ -73,7 +76,7 @@ class CallArguments {
   }
 
   /// The storages behind what it was given; for own_results(). Once.
-  std::vector<LentOut> take_lent() { return std::move(lent_); }
+  c10::SmallVector<LentOut, 4> take_lent() { return std::move(lent_); }
 
  private:
   struct Given {
@@ -120,28 +123,8 @@ class CallArguments {
   const torch::jit::Stack& stack_;
   c10::SmallVector<PyObject*, 8> objects_;
   c10::SmallVector<Given, 4> given_;
-  std::vector<LentOut> lent_;
+  c10::SmallVector<LentOut, 4> lent_;
 };
-
-nlohmann::json histogram_json(const DurationHistogram& histogram) {
-  auto buckets = nlohmann::json::array();
-  for (std::size_t i = 0; i < DurationHistogram::kBuckets; ++i) {
-    if (histogram.count(i) != 0)
-      buckets.push_back({{"below_us", std::uint64_t{1} << i}, {"count", histogram.count(i)}});
-  }
-  return {{"count", histogram.count()}, {"total_ns", histogram.total_ns()}, {"buckets", std::move(buckets)}};
-}
-
-nlohmann::json ledger_json(const GilLedger& ledger) {
-  auto acquired = nlohmann::json::object();
-  for (std::size_t i = 0; i < kGilSites; ++i) {
-    const auto site = static_cast<GilSite>(i);
-    acquired[std::string(gil_site_name(site))] = ledger.acquired(site);
-  }
-  return {{"acquired", std::move(acquired)},       {"wait", histogram_json(ledger.wait())},
-          {"hold", histogram_json(ledger.hold())}, {"waiting", ledger.waiting()},
-          {"waiting_most", ledger.waiting_most()}, {"refused_on_loop", ledger.on_loop()}};
-}
 
 class InlineDomain final : public GilDomain {
  public:
@@ -164,11 +147,13 @@ class InlineDomain final : public GilDomain {
   const std::vector<PythonOperator>& operators() const override { return table_.operators(); }
   std::string why_not(std::string_view op) const override { return table_.why_not(op); }
   Status warm_up(int threads) override;
-  void call(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared) override;
+  void call(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared,
+            const StopSignal* stop) override;
   std::string describe() const override;
 
  private:
-  Status call_function(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared);
+  Status call_function(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared,
+                       const StopSignal* stop);
   Status call_warm_up(const FunctionTable::WarmUp& warm_up);
   void tell(std::string_view event, const std::string& text) const {
     if (log_) log_(event, text);
@@ -179,42 +164,51 @@ class InlineDomain final : public GilDomain {
   const c10::Device device_;
   const KnownMemory memory_;
   const std::function<void(std::string_view event, std::string_view text)> log_;
+  CallWatch watch_;
 };
 
-void InlineDomain::call(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared) {
+void InlineDomain::call(const PythonOperator& op, torch::jit::Stack& stack, std::vector<Undeclared>& undeclared,
+                        const StopSignal* stop) {
   const GilScopedAcquire gil(GilSite::kCall);
   PythonCodeCudaStreamGuard stream(gil, device_);
-  Status called = call_function(op, stack, undeclared);
+  Status called = call_function(op, stack, undeclared, stop);
   Status restored = stream.restore();
   if (called && !restored) called = std::move(restored);
   if (!called) throw KernelFailure(std::move(called).error());
 }
 
 Status InlineDomain::call_function(const PythonOperator& op, torch::jit::Stack& stack,
-                                   std::vector<Undeclared>& undeclared) {
+                                   std::vector<Undeclared>& undeclared, const StopSignal* stop) {
   const OrdinaryTensors mode;
-  std::vector<LentOut> lent;
+  c10::SmallVector<LentOut, 4> lent;
   {
     CallArguments arguments(op, table_.function(op), stack);
     CALLBOARD_TRY(arguments.make());
+    CallWatch::Call watched(watch_, stop);
     const PyRef result = arguments.call();
+    std::optional<Error> stopped = watched.end();
     std::optional<Error> raised;
     if (!result) raised = take_python_error("the Python kernel " + op.target);
+    if (raised && stopped) {
+      stopped->detail = "interrupted in the Python kernel " + op.target + "\n" + raised->detail;
+      raised = std::move(stopped);
+    }
     arguments.find_undeclared(undeclared);
     if (raised) return fail(std::move(*raised));
     if (!undeclared.empty()) return {};  // the caller's to tell
     lent = arguments.take_lent();
-    torch::jit::Stack results;
-    if (Status pushed = push_results(result.get(), op.schema, results); !pushed) {
+    // Behind the arguments, which then go: the stack has the room already.
+    const auto count = static_cast<std::ptrdiff_t>(stack.size());
+    if (Status pushed = push_results(result.get(), op.schema, stack); !pushed) {
+      stack.erase(stack.begin() + count, stack.end());  // while the GIL is held
       Error error = std::move(pushed).error();
       error.message = "the result of the Python kernel " + op.target + ": " + error.message;
       return fail(std::move(error));
     }
-    stack.clear();
-    for (c10::IValue& value : results) stack.push_back(std::move(value));
+    stack.erase(stack.begin(), stack.begin() + count);
   }
   try {
-    own_results(stack, memory_, lent);
+    own_results(stack, memory_, {lent.data(), lent.size()});
   } catch (const std::exception&) {  // no memory for a copy
     stack.clear();                   // while the GIL is held: numpy's memory needs it
     throw;
@@ -257,25 +251,29 @@ Status InlineDomain::warm_up(int threads) {
 std::string InlineDomain::describe() const {
   auto operators = nlohmann::json::array();
   for (const PythonOperator& op : table_.operators()) operators.push_back({{"op", op.op}, {"target", op.target}});
-  const ConversionCounts& counts = conversion_counts();
-  const nlohmann::json text = {{"domain", kind()},
-                               {"executable", report_.executable},
-                               {"prefix", report_.prefix},
-                               {"python", report_.python},
-                               {"torch", report_.torch},
-                               {"operators", std::move(operators)},
-                               {"gil", ledger_json(inline_gil_ledger())},
-                               {"held_blocks", counts.held_blocks.load(std::memory_order_relaxed)},
-                               {"held_bytes", counts.held_bytes.load(std::memory_order_relaxed)},
-                               {"copied_results", counts.copied_blocks.load(std::memory_order_relaxed)},
-                               {"copied_result_bytes", counts.copied_bytes.load(std::memory_order_relaxed)}};
+  nlohmann::json text = {{"domain", kind()},         {"executable", report_.executable},
+                         {"prefix", report_.prefix}, {"python", report_.python},
+                         {"torch", report_.torch},   {"operators", std::move(operators)}};
+  text["declared"] = table_.declared();
+  text.update(nlohmann::json::parse(gil_board_json(inline_gil_board())));
   return text.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+Status watch_crashes(int fd) {
+  if (fd < 0) return {};
+  const GilScopedAcquire gil(GilSite::kStart);
+  const PyRef watch = bootstrap_function("watch_crashes");
+  const PyRef done = watch ? PyRef::steal(PyObject_CallFunction(watch.get(), "i", fd)) : PyRef();
+  if (!done) return fail(take_python_error("watching for crashes"));
+  return {};
 }
 
 }  // namespace
 
 Result<std::unique_ptr<GilDomain>> make_inline_domain(const PythonOptions& options, c10::Device device) {
+  if (options.board != nullptr) use_gil_board(*options.board);
   CALLBOARD_ASSIGN(InterpreterReport report, start_interpreter(options.executable));
+  CALLBOARD_TRY(watch_crashes(options.crash_fd));
   CALLBOARD_TRY(prepend_path(options.path));
   std::optional<Result<FunctionTable>> table;
   {

@@ -33,9 +33,8 @@ PythonCodeCudaStreamGuard::~PythonCodeCudaStreamGuard() {
   static_cast<void>(restore());
 }
 
-Status PythonCodeCudaStreamGuard::restore() noexcept {
+Status PythonCodeCudaStreamGuard::put_back() noexcept {
   const c10::impl::DeviceGuardImplInterface* runtime = std::exchange(runtime_, nullptr);
-  if (runtime == nullptr) return {};
   try {
     const c10::Stream left = runtime->getStream(device_);
     if (left != *stream_before_) {

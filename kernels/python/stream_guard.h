@@ -31,9 +31,14 @@ class PythonCodeCudaStreamGuard {
   PythonCodeCudaStreamGuard& operator=(PythonCodeCudaStreamGuard&&) = delete;
 
   /// What the destructor does, with an answer: kDeviceFailed where the runtime refuses. Once; later calls do nothing.
-  Status restore() noexcept;
+  Status restore() noexcept {
+    if (runtime_ == nullptr) return {};
+    return put_back();
+  }
 
  private:
+  Status put_back() noexcept;
+
   const c10::Device device_;
   const c10::impl::DeviceGuardImplInterface* runtime_;  // nullptr: nothing to do, or done
   std::optional<c10::Device> device_before_;

@@ -7,6 +7,7 @@ import json
 import operator
 import platform
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from callboard import _structure
 from callboard._arguments import Argument, ArgumentProblem, Ref, Sym, bind, dtype_name, operator_name
 from callboard._constants import ConstantTable, UnsupportedTensorError
 from callboard._cost import node_cost
+from callboard._functionalized import add_written, is_functionalized
 from callboard._inferred import Inferred
 from callboard._names import dimension_names, input_names
 from callboard._origin import module_path, source_line
@@ -394,6 +396,8 @@ class Converter:
         name = getattr(node.target, "__name__", str(node.target))
         if name == "wrap_with_set_grad_enabled":
             self._values[node] = self._inline(node, node.args[1], node.args[2:])
+        elif is_functionalized(node):
+            self._values[node] = add_written(node, self._resolve, partial(self._add_node, node), self._single_spec)
         elif name == "wrap_with_autocast" and node.args[2] is False:
             self._values[node] = self._inline(node, node.args[4], node.args[5:])
         else:

@@ -7,8 +7,6 @@ import shutil
 import sys
 from pathlib import Path
 
-import torch
-
 from callboard import _native
 from callboard.errors import StartError
 
@@ -36,6 +34,8 @@ def find_program(name: str) -> str:
 
 def connect_client(cluster: str, timeout: float, memory_limit: int = 0) -> _native.Client:
     """A client whose results may come as CUDA tensors, where this torch can hold them."""
+    import torch  # here: importing the package must not take torch's second
+
     if torch.version.cuda is None:
         return _native.Client.connect(cluster, timeout, memory_limit)
     try:

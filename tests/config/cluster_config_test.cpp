@@ -301,6 +301,31 @@ python:
   CHECK(validate("devices: [{kind: cpu, python: inline}]").config.devices[0].python == "inline");
 }
 
+TEST_CASE("Python kernels in processes: how many, how long, how large") {
+  const Validation validation = validate(R"(
+devices: [{kind: cpu, python: process}, {kind: cpu}]
+python:
+  kernels: [{target: "a:f"}]
+  count: 2
+  spare: 1
+  watchdog: 5s
+  start_timeout: 3min
+  memory_limit: 2GiB
+)");
+  REQUIRE(validation.ok());
+  const ClusterConfig& config = validation.config;
+  CHECK(config.devices[0].python == "process");
+  CHECK(config.devices[1].python == "inline");
+  CHECK(config.python.count == 2);
+  CHECK(config.python.spare == 1);
+  CHECK(config.python.watchdog == Millis(5'000));
+  CHECK(config.python.start_timeout == Millis(180'000));
+  CHECK(config.python.memory_limit == std::uint64_t{2} << 30);
+  CHECK(findings_of("devices: [{kind: cuda, python: process}]\n").find("is 'process', which is for kind cpu only") !=
+        std::string::npos);
+  CHECK(findings_of("devices: [{kind: cpu}]\npython: {count: 0}\n").find("python.count") != std::string::npos);
+}
+
 TEST_CASE("Python kernels: what an entry cannot be") {
   const auto found = [](const std::string& python) {
     return findings_of("devices: [{kind: cpu}]\npython: {" + python + "}\n");

@@ -36,6 +36,11 @@ devices:
 python:
   executable: /srv/venv/bin/python
   path: [/srv/kernels, "/srv/more kernels"]
+  count: 3
+  spare: 1
+  watchdog: 7s
+  start_timeout: 90s
+  memory_limit: 3GiB
   kernels:
     - {target: "norms:rms_norm"}
     - {target: "pkg.ops:Model.scale", schema: "my::f(Tensor(a!) x, str m=\"a\") -> ()", random: true, warm_up: warm}
@@ -72,6 +77,11 @@ TEST_CASE("the effective file reads back to the same structure") {
     }
     CHECK(second.config.python.executable == first.config.python.executable);
     CHECK(second.config.python.path == first.config.python.path);
+    CHECK(second.config.python.count == first.config.python.count);
+    CHECK(second.config.python.spare == first.config.python.spare);
+    CHECK(second.config.python.watchdog == first.config.python.watchdog);
+    CHECK(second.config.python.start_timeout == first.config.python.start_timeout);
+    CHECK(second.config.python.memory_limit == first.config.python.memory_limit);
     REQUIRE(second.config.python.kernels.size() == first.config.python.kernels.size());
     for (std::size_t i = 0; i < first.config.python.kernels.size(); ++i) {
       CHECK(second.config.python.kernels[i].target == first.config.python.kernels[i].target);

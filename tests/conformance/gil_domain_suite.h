@@ -25,7 +25,7 @@ namespace callboard::kernels::conformance {
 inline std::vector<PythonKernelEntry> suite_entries() {
   return testing::standin({"scale", "pair", "chunks", "join", "count", "raises", "exits", "out_of_memory",
                            "returns_none", "returns_three", "writes_secretly", "writes_and_raises", "keeps_result",
-                           "spoils_kept", "from_numpy", "noise"});
+                           "spoils_kept", "from_numpy", "noise", "spins"});
 }
 
 inline const PythonOperator& operator_of(const GilDomain& domain, const std::string& function) {
@@ -88,7 +88,8 @@ inline void check_errors(GilDomain& domain) {
   CHECK(failing("returns_three").code == ErrorCode::kOutputMismatch);
 }
 
-inline void check_undeclared_writes(GilDomain& domain) {
+/// A write that stays with the domain has harmed nothing.
+inline void check_undeclared_writes(GilDomain& domain, bool harmed) {
   const at::Tensor x = at::ones({3});
   for (const char* function : {"writes_secretly", "writes_and_raises"}) {
     const c10::InferenceMode inference;
@@ -101,7 +102,9 @@ inline void check_undeclared_writes(GilDomain& domain) {
     }
     REQUIRE(undeclared.size() == 1);
     CHECK(undeclared[0].argument == 0);
+    CHECK(undeclared[0].harmed == harmed);
     CHECK(undeclared[0].written.storage().unsafeGetStorageImpl() == x.storage().unsafeGetStorageImpl());
+    if (!harmed) CHECK(testing::identical(x, at::ones({3})));
   }
 }
 
@@ -116,12 +119,35 @@ inline void check_results_are_own(GilDomain& domain) {
   }
 }
 
+/// Cancelled from the start: the first look finds it.
+class Stop final : public StopSignal {
+ public:
+  std::optional<Error> stop_reason() const override { return Error(ErrorCode::kCancelled, "nobody wants it"); }
+  TimePoint deadline() const override { return kNever; }
+};
+
+inline void check_stops(GilDomain& domain) {
+  const c10::InferenceMode inference;
+  const Stop stop;
+  torch::jit::Stack stack{at::ones({3})};
+  std::vector<GilDomain::Undeclared> undeclared;
+  try {
+    domain.call(operator_of(domain, "spins"), stack, undeclared, &stop);
+    FAIL("it ran to its end");
+  } catch (const KernelFailure& failure) {
+    CHECK(failure.error().code == ErrorCode::kCancelled);
+    CHECK(failure.error().detail.find("standin_kernels.py") != std::string::npos);
+  }
+  CHECK(testing::identical(testing::call(domain, "scale", {at::ones({3}), 2.0}).at(0).toTensor(), at::full({3}, 2.0)));
+}
+
 inline void check_gil_domain(GilDomain& domain, const std::string& kind) {
   REQUIRE(domain.warm_up(1));
   check_identity(domain, kind);
   check_values(domain);
   check_errors(domain);
-  check_undeclared_writes(domain);
+  check_undeclared_writes(domain, kind == "inline");
+  check_stops(domain);
   check_results_are_own(domain);
 }
 

@@ -6,11 +6,14 @@ device reads.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
+import pathlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -137,6 +140,10 @@ def warmed(x: torch.Tensor) -> torch.Tensor:
     return torch.full_like(x, float(len([event for event in EVENTS if event.startswith("warm on")])))
 
 
+def warms_for_ever(device: torch.device) -> None:
+    threading.Event().wait(300)
+
+
 def warm_up_fails(device: torch.device) -> None:
     raise ValueError(f"no warmth on {device}")
 
@@ -209,6 +216,119 @@ def starts_thread(x: torch.Tensor) -> torch.Tensor:
 def sleeps(x: torch.Tensor) -> torch.Tensor:
     """As long as nobody ends the process."""
     threading.Event().wait(120)
+    return x.clone()
+
+
+@one("spins")
+def spins(x: torch.Tensor) -> torch.Tensor:
+    """In bytecode, until it is interrupted or two minutes have passed."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        pass
+    return x.clone()
+
+
+@one("spins_stubbornly")
+def spins_stubbornly(x: torch.Tensor) -> torch.Tensor:
+    """Whatever is raised."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        try:
+            while time.monotonic() < end:
+                pass
+        except BaseException:
+            pass
+    return x.clone()
+
+
+@kernel("standin::adds_and_ends(Tensor(a!) total, Tensor x) -> ()", fake=lambda total, x: None)
+def adds_and_ends(total: torch.Tensor, x: torch.Tensor) -> None:
+    total.add_(x)
+    os._exit(7)
+
+
+@one("keeps_written", "Tensor(a!) x")
+def keeps_written(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    KEPT.append(x)
+    return x.clone()
+
+
+@one("kept_sum")
+def kept_sum(x: torch.Tensor) -> torch.Tensor:
+    """Of what earlier calls kept."""
+    return torch.stack([torch.as_tensor(float(kept.sum())) for kept in KEPT if isinstance(kept, torch.Tensor)]).sum()
+
+
+@one("process_number")
+def process_number(x: torch.Tensor) -> torch.Tensor:
+    return torch.full_like(x, float(os.getpid()))
+
+
+@one("crashes")
+def crashes(x: torch.Tensor) -> torch.Tensor:
+    ctypes.string_at(8)
+    return x.clone()
+
+
+@one("holds_the_gil")
+def holds_the_gil(x: torch.Tensor) -> torch.Tensor:
+    """In C, for two minutes."""
+    ctypes.PyDLL(None).sleep(120)
+    return x.clone()
+
+
+@one("eats_memory")
+def eats_memory(x: torch.Tensor) -> torch.Tensor:
+    blocks = []
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        blocks.append(bytearray(8 << 20))
+        threading.Event().wait(0.005)
+    return x.clone()
+
+
+@one("recurses_in_c")
+def recurses_in_c(x: torch.Tensor) -> torch.Tensor:
+    """Until the stack is used up."""
+    sys.setrecursionlimit(10**9)
+
+    class Deep:
+        def __repr__(self) -> str:
+            return repr(self)
+
+    repr(Deep())
+    return x.clone()
+
+
+@one("meets", "Tensor x, str folder")
+def meets(x: torch.Tensor, folder: str) -> torch.Tensor:
+    """Waits until another process is in it, too."""
+    (pathlib.Path(folder) / str(os.getpid())).touch()
+    end = time.monotonic() + 20
+    while len(list(pathlib.Path(folder).iterdir())) < 2:
+        if time.monotonic() > end:
+            raise RuntimeError("nobody came")
+    return x + 1
+
+
+@one("allocates_between")
+def allocates_between(x: torch.Tensor) -> torch.Tensor:
+    """A thread allocates while no call runs; the next call returns it."""
+    if KEPT:
+        ready, made = KEPT.pop()
+        ready.wait(60)
+        return made[0]
+    ready, made = threading.Event(), []
+    returned = threading.Event()
+
+    def later() -> None:
+        returned.wait(0.2)
+        made.append(torch.full((100_000,), 3.0))
+        ready.set()
+
+    threading.Thread(target=later, daemon=True).start()
+    KEPT.append((ready, made))
     return x.clone()
 
 

@@ -1,8 +1,13 @@
-"""Python kernels on real clusters: compiled into programs, named in the cluster file, run by devices."""
+"""Python kernels on real clusters: compiled into programs, named in the cluster file, run by devices.
+
+What users see is the same in both kinds of GIL domains; where it is not, the test says so.
+"""
 
 from __future__ import annotations
 
+import os
 import pathlib
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,22 +22,28 @@ from models import rand, same
 
 HERE = str(pathlib.Path(__file__).parent)
 GOOD = ["scale", "pair", "add_to", "join", "warmed", "helper_process", "starts_thread", "keeps_argument"]
-BAD = ["raises", "exits", "writes_secretly", "connects_back", "wrong_shape", "ends_process"]
+BAD = ["raises", "exits", "writes_secretly", "connects_back", "wrong_shape", "ends_process", "spins"]
+OWN = ["process_number", "kept_sum", "spoils_kept"]
 
 
-def config(functions: list[str], **further: Any) -> dict[str, Any]:
+def config(functions: list[str], domain: str = "inline", **further: Any) -> dict[str, Any]:
     kernels = [{"target": f"standin_kernels:{name}"} for name in functions]
     package = str(pathlib.Path(callboard.__file__).parent.parent)  # for connects_back
     return {
-        "devices": [{"kind": "cpu", "count": 2, "threads": 1}],
+        "devices": [{"kind": "cpu", "count": 2, "threads": 1, "python": domain}],
         "python": {"path": [HERE, package], "kernels": kernels},
         **further,
     }
 
 
+@pytest.fixture(scope="module", params=["inline", "process"])
+def domain(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def python_cluster(run_root: pathlib.Path) -> Iterator[Any]:
-    with callboard.launch(config(GOOD + BAD)) as cluster:
+def python_cluster(run_root: pathlib.Path, domain: str) -> Iterator[Any]:
+    with callboard.launch(config(GOOD + BAD + OWN, domain)) as cluster:
         yield cluster
 
 
@@ -103,6 +114,40 @@ def test_a_declared_write_is_the_programs_own(cluster: Any) -> None:
     assert [program(torch.ones(4))[0].item() for _ in range(3)] == [2.0, 4.0, 6.0]
 
 
+def test_a_declared_write_through_a_view_and_into_an_input(cluster: Any) -> None:
+    def rows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        standin_kernels.add_to(x[1], y)
+        standin_kernels.add_to(x[:, 1:3], torch.ones(3, 2))
+        return x
+
+    x, y = rand(3, 4), rand(4)
+    program = cluster.compile(rows, (x, y), placement="cpu0")
+    assert same(program(x, y), rows(x, y)) == ""
+    assert same(program(x, y), rows(x, y)) == ""
+
+
+def test_weights_reach_a_python_kernel_where_they_lie(cluster: Any) -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(9)
+            self.weight = nn.Parameter(torch.rand(400, 300))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return standin_kernels.join([self.weight, x], None)
+
+    module, x = Weighted(), rand(2, 300)
+    program = cluster.compile(module, (x,), placement="cpu0")
+    before = cluster.operation("device_query", device="cpu0", name="memory")["in_use_bytes"]
+    for _ in range(5):
+        with torch.no_grad():
+            assert same(program(x), module(x)) == ""
+    # The weight itself is copied nowhere.
+    after = cluster.operation("device_query", device="cpu0", name="memory")["in_use_bytes"]
+    assert after - before < 64 << 20
+
+
 def test_an_operator_that_the_cluster_file_does_not_name_is_refused_with_what_to_add(cluster: Any) -> None:
     x = rand(4)
     with pytest.raises(callboard.errors.UnknownOperator) as refused:
@@ -117,6 +162,41 @@ def test_a_cluster_without_python_says_what_to_add(shared_cluster: Any) -> None:
         shared_cluster.compile(lambda x: standin_kernels.scale(x, 2.0), (rand(4),), placement="cpu0")
     assert refused.value.operator == "standin::scale"
     assert "python: {kernels: [{target: \"standin_kernels:scale\"}]}" in refused.value.hint
+
+
+def test_kernels_that_come_with_callboard_run_on_devices(run_root: pathlib.Path, domain: str) -> None:
+    """Without a word on where the package is."""
+    from callboard.kernels import fusions
+    from callboard.kernels import sdpa as attention
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            self.qkv = nn.Linear(32, 96)
+
+        def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+            query, key, value = self.qkv(x).chunk(3, -1)
+            query, key, value = (part.reshape(1, 2, -1, 16).contiguous() for part in (query, key, value))
+            query = fusions.apply_rotary_emb(query, cos, sin, True)
+            return attention.attention(query, key, value, is_causal=True)
+
+    x, cos, sin = rand(1, 6, 32), rand(6, 16), rand(6, 16)
+    file = {
+        "devices": [{"kind": "cpu", "threads": 1, "python": domain}],
+        "python": {
+            "kernels": [
+                {"target": "callboard.kernels.sdpa:attention"},
+                {"target": "callboard.kernels.fusions:apply_rotary_emb"},
+            ],
+            "watchdog": "2min",
+        },
+    }
+    module = Block()
+    with callboard.launch(file) as cluster:
+        program = cluster.compile(module, (x, cos, sin), placement="cpu0")
+        with torch.no_grad():
+            torch.testing.assert_close(program(x, cos, sin), module(x, cos, sin))
 
 
 def test_an_exception_arrives_with_operator_node_and_traceback(cluster: Any) -> None:
@@ -150,16 +230,54 @@ def test_bad_kernels_fail_their_call_only(cluster: Any, name: str, kind: str, pa
     assert device_pid(cluster, "cpu0") == pid
 
 
-def test_a_kernel_that_ends_its_process_costs_an_actor_and_the_next_call_works(cluster: Any) -> None:
+def test_a_kernel_that_ends_its_process_costs_a_call_and_the_next_one_works(cluster: Any, domain: str) -> None:
+    """Inline it is the device's process: the actor dies. In a process of its own the device stays as it is."""
+    pid = device_pid(cluster, "cpu0")
     program = cluster.compile(failing("ends_process"), (rand(4),), placement="cpu0")
-    with pytest.raises(callboard.errors.ActorDied):
+    kind = callboard.errors.ActorDied if domain == "inline" else callboard.errors.PythonError
+    with pytest.raises(kind) as failed:
         program(rand(4))
+    if domain == "process":
+        assert "exit status 9" in failed.value.message
+        assert failed.value.operator == "standin::ends_process"
+        assert device_pid(cluster, "cpu0") == pid
     cluster.operation("wait_ready", timeout_ms=60_000, timeout=65)
     good = cluster.compile(lambda x: standin_kernels.scale(x, 2.0), (rand(4),), placement="cpu0")
     assert torch.equal(good(torch.ones(4)), torch.full((4,), 2.0))
 
 
-def test_an_undeclared_write_into_a_weight_starts_the_device_anew_with_the_right_weights(cluster: Any) -> None:
+def test_a_killed_domain_is_replaced_and_the_call_after_it_works(cluster: Any, domain: str) -> None:
+    if domain == "inline":
+        pytest.skip("inline the domain is the device: tests of restarts kill it")
+    pid = device_pid(cluster, "cpu0")
+    program = cluster.compile(lambda x: standin_kernels.process_number(x), (rand(1),), placement="cpu0")
+    first = int(program(rand(1)).item())
+    assert first != pid
+    os.kill(first, signal.SIGKILL)
+    second = int(program(rand(1)).item())
+    assert second not in (first, pid)
+    assert device_pid(cluster, "cpu0") == pid
+    assert python_of(cluster)["ended"] >= 1
+
+
+def test_deadlines_and_cancellation_reach_running_python(cluster: Any) -> None:
+    pid = device_pid(cluster, "cpu0")
+    program = cluster.compile(failing("spins"), (rand(4),), placement="cpu0")
+    good = cluster.compile(lambda x: standin_kernels.scale(x, 2.0), (rand(4),), placement="cpu0")
+    with pytest.raises(callboard.errors.DeadlineExceeded):
+        program.submit(rand(4), deadline=0.5).get()
+    assert torch.equal(good.submit(torch.ones(4), deadline=20).get(), torch.full((4,), 2.0))
+    calls = python_of(cluster)["gil"]["acquired"]["call"]
+    future = program.submit(rand(4))
+    eventually(lambda: python_of(cluster)["gil"]["acquired"]["call"] > calls, "the kernel runs")
+    future.cancel()
+    assert torch.equal(good.submit(torch.ones(4), deadline=20).get(), torch.full((4,), 2.0))
+    assert device_pid(cluster, "cpu0") == pid
+
+
+def test_an_undeclared_write_into_a_weight_never_reaches_what_others_compute_with(cluster: Any, domain: str) -> None:
+    """Inline the weight is spoilt and the device starts anew; a process has written to a copy of its own."""
+
     class Damaged(nn.Module):
         def __init__(self, secretly: bool) -> None:
             super().__init__()
@@ -176,7 +294,8 @@ def test_an_undeclared_write_into_a_weight_starts_the_device_anew_with_the_right
     bad = cluster.compile(Damaged(True), (x,), placement="cpu0")
     with pytest.raises(callboard.errors.PythonError, match="wrote to its argument 'x'"):
         bad(x)
-    eventually(lambda: device_pid(cluster, "cpu0") != pid, "the device is another process", 60)
+    if domain == "inline":
+        eventually(lambda: device_pid(cluster, "cpu0") != pid, "the device is another process", 60)
     cluster.operation("wait_ready", timeout_ms=60_000, timeout=65)
     assert torch.equal(good(x), Damaged(False).weight.detach())
 
@@ -190,6 +309,7 @@ def test_devices_tell_their_python(cluster: Any) -> None:
     # The same at status, from the device's hello.
     actor = next(a for a in cluster.status()["actors"] if a["name"] == "cpu0")
     assert actor["description"]["runtime"]["python"]["prefix"] == python["prefix"]
+    assert actor["description"]["runtime"]["python"]["domain"] == python["domain"]
 
 
 def test_the_loop_never_takes_the_gil_whatever_kernels_do(cluster: Any) -> None:
@@ -202,7 +322,7 @@ def test_the_loop_never_takes_the_gil_whatever_kernels_do(cluster: Any) -> None:
     gil = python_of(cluster)["gil"]
     assert gil["acquired"]["call"] >= 100
     assert gil["refused_on_loop"] == 0
-    assert set(gil["acquired"]) == {"start", "import", "warm_up", "call", "thread_end"}
+    assert set(gil["acquired"]) == {"start", "import", "warm_up", "call", "thread_end", "stop"}
 
 
 def test_r28_a_helper_process_is_the_configured_python(cluster: Any) -> None:
@@ -214,6 +334,29 @@ def test_r28_a_helper_process_is_the_configured_python(cluster: Any) -> None:
 def test_warm_up_runs_before_a_device_is_ready(cluster: Any) -> None:
     program = cluster.compile(lambda x: standin_kernels.warmed(x), (rand(2),), placement="cpu1")
     assert torch.equal(program(rand(2)), torch.ones(2))
+
+
+def test_a_device_with_its_domain_in_processes_loads_no_python(cluster: Any, domain: str) -> None:
+    maps = pathlib.Path(f"/proc/{device_pid(cluster, 'cpu0')}/maps").read_text()
+    for word in ("libpython", "libtorch_python", "callboard_python"):
+        assert (word in maps) == (domain == "inline")
+
+
+def test_domains_end_with_their_device(run_root: pathlib.Path) -> None:
+    """Whatever ends it: also one whose process hangs with the GIL held."""
+    with callboard.launch(config(["holds_the_gil", "process_number"], "process")) as cluster:
+        number = cluster.compile(lambda x: standin_kernels.process_number(x), (rand(1),), placement="cpu0")
+        child = int(number(rand(1)).item())
+        os.kill(device_pid(cluster, "cpu0"), signal.SIGKILL)
+        eventually(lambda: not pathlib.Path(f"/proc/{child}").exists(), "the child is gone")
+        cluster.operation("wait_ready", timeout_ms=60_000, timeout=65)
+        child = int(number(rand(1)).item())
+        hangs = cluster.compile(lambda x: standin_kernels.holds_the_gil(x), (rand(1),), placement="cpu0")
+        future = hangs.submit(rand(1))
+        eventually(lambda: python_of(cluster)["children"][0]["state"] == "busy", "the kernel runs")
+    with pytest.raises(callboard.errors.CallboardError):
+        future.get()
+    assert not pathlib.Path(f"/proc/{child}").exists()
 
 
 def test_only_devices_with_python_load_it(run_root: pathlib.Path) -> None:

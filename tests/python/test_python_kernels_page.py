@@ -12,7 +12,7 @@ import pytest
 from conftest import client_environment
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "python-kernels.md"
-BLOCK = re.compile(r"^```python *(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(?:python|yaml) *(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 
 
@@ -21,7 +21,7 @@ def test_the_page_s_blocks_run_and_print_what_it_says(tmp_path) -> None:
     script = ""
     for name, code in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
         if name:
-            (tmp_path / name).write_text(code, encoding="utf-8")
+            (tmp_path / name).write_text(code.replace("MODULES", str(tmp_path)), encoding="utf-8")
         else:
             script += code
     (tmp_path / "page.py").write_text(script, encoding="utf-8")

@@ -37,6 +37,10 @@ GROUPS: list[tuple[tuple[str, ...], Callable[[int, bool], list[Figure]]]] = [
     (("weights_load", "weights_memory"), weights.load),
     (("python_kernel_inline",), python_kernels.inline),
     (("gil_does_not_block_streams",), python_kernels.streams),
+    (("python_kernel_process",), python_kernels.process),
+    (("python_kernel_64mib",), python_kernels.large_tensor),
+    (("gil_domains_parallel",), python_kernels.parallel),
+    (("domain_replacement",), python_kernels.replacement),
     (("minilm_latency", "minilm_throughput"), models.minilm),
     (("inline_threshold",), inline_threshold.sweep),
 ]

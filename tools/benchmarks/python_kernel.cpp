@@ -2,7 +2,10 @@
 // that a device does around it), and of a C++ loop that does the least: take the GIL, wrap a fresh tensor, call,
 // unwrap, release. Both in one process on threads that keep their thread state, in alternating rounds; prints one JSON
 // line.
-//   bench-python-kernel [rounds]
+//   calls     as above
+//   streams   a C++ kernel while another thread holds the GIL, and while nobody does
+//   process   an empty Python kernel in a GIL domain in a process; without a yardstick
+//   bench-python-kernel calls|streams|process [rounds]
 #include <stdlib.h>
 
 #include <algorithm>
@@ -22,6 +25,7 @@
 #include <ATen/ops/ones.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "actors/device/helper_spawner.h"
 #include "kernels/gil_domain.h"
 #include "kernels/host_event.h"
 #include "kernels/python/gil.h"
@@ -70,6 +74,12 @@ Fragment chain_of(const std::string& op) {
 
 void await(const HostEvent& event, const char* what) {
   if (!event.wait_until(Clock::now() + kPatience)) give_up(Error(ErrorCode::kDeadlineExceeded, what));
+}
+
+/// Beside this program.
+std::string device_program() {
+  std::error_code ignored;
+  return (std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path() / "callboard-device").string();
 }
 
 /// A folder with the module of both, gone at the end.
@@ -186,6 +196,15 @@ Rounds measure_calls(DeviceRuntime& runtime, int rounds) {
   return measured;
 }
 
+double measure_process(DeviceRuntime& runtime, int rounds) {
+  const Fragment fragment = chain_of("bench::empty");
+  load(runtime, fragment);
+  fragment_us_per_call(runtime, fragment.program);  // warm-up
+  std::vector<double> ours;
+  for (int i = 0; i < rounds; ++i) ours.push_back(fragment_us_per_call(runtime, fragment.program));
+  return median(ours);
+}
+
 Rounds measure_streams(DeviceRuntime& runtime, int rounds) {
   const Fragment fragment = chain_of("aten::relu");
   load(runtime, fragment);
@@ -204,8 +223,8 @@ Rounds measure_streams(DeviceRuntime& runtime, int rounds) {
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   const int rounds = argc > 2 ? std::max(1, std::atoi(argv[2])) : 60;
-  if (what != "calls" && what != "streams") {
-    std::fprintf(stderr, "usage: bench-python-kernel calls|streams [rounds]\n");
+  if (what != "calls" && what != "streams" && what != "process") {
+    std::fprintf(stderr, "usage: bench-python-kernel calls|streams|process [rounds]\n");
     return 2;
   }
   ArenaOptions arena_options;
@@ -222,8 +241,20 @@ int main(int argc, char** argv) {
   options.python = PythonOptions();
   options.python->path = {folder.path()};
   options.python->kernels = {{"bench_kernels:empty", "bench::empty(Tensor x) -> Tensor", false, ""}};
+  actors::HelperSpawner spawner(device_program());
+  if (what == "process") {
+    options.python->processes.emplace();
+    options.python->processes->spawn = [&](const actors::HelperSpawner::Fds& fds) { return spawner.spawn(fds); };
+  }
   auto runtime = create_device_runtime(options, *arena, nullptr, nullptr);
   if (!runtime) give_up(runtime.error());
+  if (what == "process") {
+    std::printf("{\"nodes\": %u, \"rounds\": %d, \"ours_us\": %.4f}\n", kNodes, rounds,
+                measure_process(**runtime, rounds));
+    std::fflush(stdout);
+    spawner.close();
+    return 0;
+  }
   const Rounds measured = what == "calls" ? measure_calls(**runtime, rounds) : measure_streams(**runtime, rounds);
   std::printf("{\"nodes\": %u, \"rounds\": %d, \"ours_us\": %.4f, \"yardstick_us\": %.4f, \"ratio\": %.4f}\n", kNodes,
               rounds, median(measured.ours), median(measured.theirs), median(measured.ratios));

@@ -10,6 +10,7 @@
 
 #include "actors/device/device_actor.h"
 #include "config/cluster_config.h"
+#include "kernels/process_domain/domain_server.h"
 #include "kernels/runtime.h"
 #include "messages/base/log.h"
 
@@ -43,6 +44,8 @@ int main(int argc, char** argv) {
   auto* run_dir = app.add_option("--run-dir", options.run_dir, "Run directory of the cluster");
   auto* name = app.add_option("--name", options.name, "Name of the device, as in the cluster file")->needs(run_dir);
   auto* incarnation = app.add_option("--incarnation", options.incarnation, "Number of this start")->needs(name);
+  bool gil_domain = false;
+  app.add_flag("--gil-domain", gil_domain, "Serve a device's Python kernels; only a device starts this");
   app.add_option("--config", config_file, "The cluster file in force; default: <run dir>/cluster.yaml");
   app.set_version_flag("--version", std::string(CALLBOARD_VERSION));
   try {
@@ -51,6 +54,11 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   if (!probe_kind.empty()) return probe(probe_kind);
+  if (gil_domain) {
+    const int status = callboard::kernels::serve_gil_domain();
+    std::fflush(nullptr);
+    ::_exit(status);  // no static destructors, and Python is never finalized
+  }
   if (incarnation->empty()) {
     std::fprintf(stderr, "--run-dir, --name and --incarnation are needed, or --probe\n");
     return 2;

@@ -1,5 +1,7 @@
 #include "kernels/memory/arena.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -32,6 +34,49 @@ std::byte* allocate(Arena& arena, std::size_t bytes) {
   auto pointer = arena.allocate(bytes);
   if (!pointer) FAIL(pointer.error().to_string());
   return static_cast<std::byte*>(*pointer);
+}
+
+TEST_CASE("AR-6: blocks of the two zones never share a segment, and only the helpers' can be had to write to") {
+  Arena& arena = *make_arena({.segment_bytes = 4 * kMiB});
+  std::set<SegmentId> own;
+  std::set<SegmentId> helpers;
+  std::vector<void*> blocks;
+  for (int i = 0; i < 12; ++i) {
+    std::byte* mine = allocate(arena, kMiB / 2 + 4096 * static_cast<std::size_t>(i));
+    auto theirs = arena.allocate_for_helpers(kMiB / 2);
+    REQUIRE(theirs);
+    const auto at_mine = arena.find(mine + 1);
+    const auto at_theirs = arena.find(*theirs);
+    REQUIRE(at_mine);
+    REQUIRE(at_theirs);
+    REQUIRE(at_mine->zone == Zone::kOwn);
+    REQUIRE(at_theirs->zone == Zone::kHelpers);
+    own.insert(at_mine->segment);
+    helpers.insert(at_theirs->segment);
+    blocks.push_back(mine);
+    blocks.push_back(*theirs);
+  }
+  for (const SegmentId segment : own) {
+    REQUIRE(helpers.count(segment) == 0);
+    REQUIRE(arena.descriptor(segment, true).error().code == ErrorCode::kPermission);
+    const auto readable = arena.descriptor(segment, false);
+    REQUIRE(readable);
+    REQUIRE(::mmap(nullptr, readable->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, readable->fd.get(), 0) == MAP_FAILED);
+  }
+  const SegmentId shared = *helpers.begin();
+  const auto writable = arena.descriptor(shared, true);
+  REQUIRE(writable);
+  void* data = ::mmap(nullptr, writable->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, writable->fd.get(), 0);
+  REQUIRE(data != MAP_FAILED);
+  void* block =
+      *std::find_if(blocks.begin(), blocks.end(), [&](void* one) { return arena.find(one)->segment == shared; });
+  *(static_cast<char*>(data) + arena.find(block)->block_offset) = 'w';
+  REQUIRE(*static_cast<char*>(block) == 'w');
+  ::munmap(data, writable->bytes);
+  for (void* one : blocks) arena.deallocate(one);
+  arena.trim();
+  REQUIRE(arena.descriptor(9'999, false).error().code == ErrorCode::kTensorLost);
+  REQUIRE(arena.stats().in_use_bytes == 0);
 }
 
 TEST_CASE("blocks are whole pages, apart from each other, and found by any address inside") {

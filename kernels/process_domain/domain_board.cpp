@@ -1,0 +1,47 @@
+#include "kernels/process_domain/domain_board.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+namespace callboard::kernels {
+
+namespace {
+
+Error no_memory(const char* what) {
+  return Error(ErrorCode::kResourceExhausted,
+               std::string("no shared page for a GIL domain: ") + what + ": " + std::strerror(errno),
+               errno == EMFILE ? "raise the limit of open files (ulimit -n, RLIMIT_NOFILE)" : "");
+}
+
+Result<UniqueFd> create_file(const char* name, off_t bytes) {
+  UniqueFd fd(::memfd_create(name, MFD_CLOEXEC));
+  if (!fd) return fail(no_memory("memfd_create"));
+  if (bytes > 0 && ::ftruncate(fd.get(), bytes) != 0) return fail(no_memory("ftruncate"));
+  return fd;
+}
+
+}  // namespace
+
+Result<MappedBoard> MappedBoard::open(int fd) {
+  void* data = ::mmap(nullptr, sizeof(DomainBoard), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) return fail(no_memory("mmap"));
+  return MappedBoard(static_cast<DomainBoard*>(data));
+}
+
+Result<std::pair<MappedBoard, UniqueFd>> MappedBoard::create() {
+  CALLBOARD_ASSIGN(UniqueFd fd, create_file("callboard:gil-board", sizeof(DomainBoard)));
+  CALLBOARD_ASSIGN(MappedBoard board, open(fd.get()));
+  return std::pair(std::move(board), std::move(fd));
+}
+
+MappedBoard::~MappedBoard() {
+  if (board_ != nullptr) ::munmap(board_, sizeof(DomainBoard));
+}
+
+Result<UniqueFd> create_words() { return create_file("callboard:last-words", 0); }
+
+}  // namespace callboard::kernels

@@ -1,0 +1,117 @@
+// One child process of a GIL domain, seen by the device: it is started, called, stopped, and its memory comes back.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Storage.h>
+
+#include "kernels/memory/arena.h"
+#include "kernels/process_domain/domain_board.h"
+#include "kernels/process_domain/domain_socket.h"
+#include "kernels/runtime.h"
+#include "kernels/stop_signal.h"
+
+namespace callboard::kernels {
+
+/// What all children of a domain share. Outlives them.
+struct DomainHost {
+  ActorId device;
+  Arena* arena = nullptr;
+  SegmentMap* segments = nullptr;  ///< of blocks that others lent; nullptr: there are none
+  DomainProcesses processes;
+};
+
+/// One thread at a time, but for board() and pid().
+class DomainChild {
+ public:
+  /// Starts the process and tells it what to become. kStartFailed, kResourceExhausted.
+  static Result<std::unique_ptr<DomainChild>> spawn(const DomainHost& host, DomainStart start);
+  /// Kills it; blocks that it was granted go back when it is dead.
+  ~DomainChild();
+  DomainChild(const DomainChild&) = delete;
+  DomainChild& operator=(const DomainChild&) = delete;
+
+  /// Until imports and warm-ups are over. Its own error (DomainFailed), kStartFailed where it ended or took too long.
+  /// kActorUnavailable once `closing` says so.
+  Result<DomainReady> await_ready(TimePoint deadline, const std::atomic<bool>* closing = nullptr);
+
+  /// What became of a call.
+  struct Outcome {
+    std::optional<DomainResult> result;  ///< nothing: the child is of no use any more
+    Error error;                         ///< then why
+    bool begun = true;                   ///< false: it had ended before the call; another one may run it
+  };
+  /// Fills in the call's number. `target`: for errors; `stop` may be nullptr, else it outlives the call. Then step()
+  /// until there is an outcome, which may be at once.
+  void begin(DomainCall call, const std::string& target, const StopSignal* stop);
+  /// One look, which parks for at most 20 ms and not beyond `until`: takes the answer, serves the child's questions,
+  /// sees to deadline, watchdog, memory and the child's life. A call that does not stop within two seconds costs the
+  /// child.
+  std::optional<Outcome> step(TimePoint until);
+  int socket() const { return socket_.fd(); }  ///< readable when a step has something to do
+
+  /// The granted block that a result lies in is the device's; kMalformed if the child was not granted it.
+  Result<c10::Storage> take(const DomainPlace& place);
+  void free(const std::vector<DomainPlace>& places);
+
+  std::int64_t pid() const { return process_->pid(); }
+  int pidfd() const { return process_->pidfd(); }
+  bool alive() const;
+  const DomainBoard& board() const { return *board_; }
+  std::uint64_t calls() const { return calls_; }
+  std::uint32_t number() const { return number_; }
+
+ private:
+  DomainChild(const DomainHost& host, std::unique_ptr<HelperProcess> process, DomainSocket socket, MappedBoard board,
+              UniqueFd words, std::uint32_t number);
+
+  /// The call under way.
+  struct Current {
+    std::uint64_t number = 0;
+    std::string what;
+    const StopSignal* stop = nullptr;
+    TimePoint watchdog = kNever;
+    TimePoint kill_at = kNever;
+    std::optional<Error> stopped;
+    std::optional<Outcome> outcome;  // found while it began
+    bool dead = false;
+  };
+  using Block = std::pair<SegmentId, std::uint64_t>;  // segment and offset
+  struct Granted {
+    std::byte* data = nullptr;
+    std::uint64_t bytes = 0;
+  };
+
+  /// Answers a question; false if the message is none.
+  Result<bool> serve(const DomainMessage& message);
+  Status grant(std::uint64_t bytes);
+  Status open(const DomainOpen& question);
+  Result<OpenedSegment> descriptor(const DomainOpen& question) const;
+  std::map<Block, Granted>::iterator block_of(const DomainPlace& place);
+  std::optional<Outcome> take(DomainMessage& message);
+  std::optional<Outcome> look();
+  std::optional<Error> reason_to_stop() const;
+  std::optional<Error> too_large() const;
+  Outcome end(std::optional<Error> why);
+  void write_stacks();
+  std::string last_words() const;
+
+  const DomainHost& host_;
+  const std::unique_ptr<HelperProcess> process_;
+  DomainSocket socket_;
+  const MappedBoard board_;
+  const UniqueFd words_;
+  const std::uint32_t number_;
+  std::uint64_t calls_ = 0;
+  Current now_;
+  std::map<Block, Granted> granted_;
+};
+
+}  // namespace callboard::kernels

@@ -1,0 +1,165 @@
+#include "kernels/process_domain/domain_socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <string>
+
+#include "messages/limits.h"
+
+namespace callboard::kernels {
+
+namespace {
+
+constexpr std::size_t kPacketBytesMax = 64u << 10;  // below the system's default for one packet
+constexpr char kMore = 1;                           // first byte of a packet: the message goes on in the next one
+constexpr char kLast = 0;
+// Once a message has begun, the rest of it is on its way.
+constexpr std::chrono::seconds kRestOfMessage{10};
+
+Error lost(const char* what) {
+  return Error(ErrorCode::kPeerLost, std::string("the other end of a GIL domain's socket is gone: ") + what);
+}
+
+/// True when it is ready for `events`; false at the deadline.
+bool wait_for(int fd, short events, TimePoint deadline) {
+  for (;;) {
+    pollfd waiting{fd, events, 0};
+    int timeout = -1;
+    if (deadline != kNever) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now()).count();
+      timeout = static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
+    }
+    const int ready = ::poll(&waiting, 1, timeout);
+    if (ready > 0) return true;
+    if (ready == 0 && (deadline == kNever || Clock::now() >= deadline)) return false;
+    if (ready < 0 && errno != EINTR) return true;  // the next call on it says what is wrong
+  }
+}
+
+/// EAGAIN comes back as such.
+ssize_t send_part(int fd, char flag, std::string_view part, int passed_fd) {
+  std::array<iovec, 2> parts{{{&flag, 1}, {const_cast<char*>(part.data()), part.size()}}};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = parts.data();
+  message.msg_iovlen = parts.size();
+  if (passed_fd >= 0) {
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* header = CMSG_FIRSTHDR(&message);
+    header->cmsg_level = SOL_SOCKET;
+    header->cmsg_type = SCM_RIGHTS;
+    header->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(header), &passed_fd, sizeof passed_fd);
+  }
+  ssize_t sent = 0;
+  do {
+    sent = ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  return sent;
+}
+
+struct Packet {
+  ssize_t length = 0;
+  UniqueFd fd;
+  bool broken = false;  ///< longer than a packet may be, or its descriptor did not fit here
+};
+
+Packet receive_part(int fd, std::array<char, kPacketBytesMax + 1>& buffer) {
+  iovec part{buffer.data(), buffer.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  Packet packet;
+  do {
+    packet.length = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (packet.length < 0 && errno == EINTR);
+  if (packet.length < 0) return packet;
+  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
+    int passed = -1;
+    std::memcpy(&passed, CMSG_DATA(header), sizeof passed);
+    packet.fd.reset(passed);
+  }
+  packet.broken = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
+  return packet;
+}
+
+}  // namespace
+
+Result<std::pair<DomainSocket, DomainSocket>> DomainSocket::pair() {
+  int ends[2] = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    return fail(ErrorCode::kResourceExhausted,
+                std::string("no socket pair for a GIL domain can be made: ") + std::strerror(errno),
+                errno == EMFILE ? "raise the limit of open files (ulimit -n, RLIMIT_NOFILE)" : "");
+  }
+  return std::pair(DomainSocket(UniqueFd(ends[0])), DomainSocket(UniqueFd(ends[1])));
+}
+
+Status DomainSocket::send(const DomainMessage& message, TimePoint deadline, int passed_fd) {
+  CALLBOARD_ASSIGN(const std::string bytes, encode_domain_message(message));
+  if (bytes.size() > limits::kMessageBytesMax) {
+    return fail(ErrorCode::kTooLarge, "a GIL domain's message '" + std::string(domain_message_name(message)) +
+                                          "' has " + std::to_string(bytes.size()) + " bytes, " +
+                                          std::to_string(limits::kMessageBytesMax) + " are possible");
+  }
+  std::string_view rest = bytes;
+  do {
+    const std::string_view part = rest.substr(0, kPacketBytesMax);
+    const char flag = part.size() < rest.size() ? kMore : kLast;
+    const ssize_t sent = send_part(fd_.get(), flag, part, passed_fd);
+    if (sent < 0) {
+      if (errno != EAGAIN && errno != ENOBUFS) return fail(lost(std::strerror(errno)));
+      if (!wait_for(fd_.get(), POLLOUT, deadline)) {
+        return fail(ErrorCode::kDeadlineExceeded, "the other end of a GIL domain's socket does not read");
+      }
+      continue;
+    }
+    passed_fd = -1;
+    rest.remove_prefix(part.size());
+    if (flag == kLast) return {};
+  } while (true);
+}
+
+Result<std::optional<DomainSocket::Received>> DomainSocket::receive(TimePoint deadline) {
+  std::array<char, kPacketBytesMax + 1> buffer;
+  std::string whole;
+  UniqueFd passed;
+  bool begun = false;
+  for (;;) {
+    if (!wait_for(fd_.get(), POLLIN, begun ? after(Clock::now(), kRestOfMessage) : deadline)) {
+      if (!begun) return std::nullopt;
+      return fail(lost("a message stopped in its middle"));
+    }
+    Packet packet = receive_part(fd_.get(), buffer);
+    if (packet.length < 0 && errno == EAGAIN) continue;
+    if (packet.length <= 0) return fail(lost(packet.length == 0 ? "closed" : std::strerror(errno)));
+    begun = true;
+    if (packet.broken) return fail(ErrorCode::kMalformed, "a GIL domain's packet does not fit");
+    if (packet.fd) passed = std::move(packet.fd);
+    const std::string_view part(buffer.data() + 1, static_cast<std::size_t>(packet.length) - 1);
+    if (buffer[0] == kLast && whole.empty()) {
+      CALLBOARD_ASSIGN(DomainMessage message, decode_domain_message(part));
+      return Received{std::move(message), std::move(passed)};
+    }
+    if (whole.size() + part.size() > limits::kMessageBytesMax) {
+      return fail(ErrorCode::kTooLarge, "a GIL domain's message does not end");
+    }
+    whole += part;
+    if (buffer[0] == kMore) continue;
+    CALLBOARD_ASSIGN(DomainMessage message, decode_domain_message(whole));
+    return Received{std::move(message), std::move(passed)};
+  }
+}
+
+}  // namespace callboard::kernels
