@@ -104,8 +104,9 @@ std::shared_ptr<const Error> Executor::run_kernels(LoadedFragment& fragment, con
   if (fragment.overlap > 1 && order.hooks.empty()) frame.pending = &pending.emplace(fragment.overlap);
   auto error = run_each(fragment, order, frame);
   if (frame.pending == nullptr) return error;
-  auto late = pending->finish_all(frame);
-  return error ? error : late;
+  if (!error) return pending->finish_all(frame);
+  pending->abandon_all(frame, Error(ErrorCode::kCancelled, "another kernel of the run has failed"));
+  return error;
 }
 
 std::shared_ptr<const Error> Executor::run_each(LoadedFragment& fragment, const Order& order, KernelFrame& frame) {

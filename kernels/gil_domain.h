@@ -68,7 +68,13 @@ class GilDomain {
     virtual ~Call() = default;
     /// As call(), once it is over.
     virtual void finish(torch::jit::Stack& stack, std::vector<Undeclared>& undeclared) = 0;
+    /// Nobody wants its results any more.
+    virtual void abandon(const Error& reason) = 0;
   };
+  /// Whether begin() would find a process at once.
+  virtual bool has_room() const { return true; }
+  /// Answers what calls under way have asked, without waiting: between other work of the thread that has begun them.
+  virtual void look_after() {}
   /// Begins a call and does not wait for its end. The same thread finishes it. nullptr: call() it is.
   virtual std::unique_ptr<Call> begin(const PythonOperator& /*op*/, const torch::jit::Stack& /*stack*/,
                                       const StopSignal* /*stop*/) {

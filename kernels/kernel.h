@@ -140,6 +140,8 @@ class Kernel {
   // -- for PendingKernels
   /// Whether begin() may take it elsewhere.
   virtual bool may_begin() const { return false; }
+  /// Whether begin() would find a place at once.
+  virtual bool has_room() const { return true; }
   /// Takes what begin() began through steps 5 to 7; returns as run() does.
   std::shared_ptr<const Error> finish(PendingCompute& compute, KernelFrame& frame) noexcept;
   /// It must not run beside any other: it writes to an argument, has effects or takes sizes that others compute.

@@ -17,7 +17,10 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 
 at::Tensor view_of(const at::Tensor& tensor, const c10::Storage& storage) {
   at::Tensor moved = at::empty({0}, tensor.options());
-  return moved.set_(storage, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+  moved.set_(storage, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+  if (tensor.is_conj()) moved._set_conj(true);
+  if (tensor.is_neg()) moved._set_neg(true);
+  return moved;
 }
 
 /// All bytes of a storage as a tensor, on the device of `like`.

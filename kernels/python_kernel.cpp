@@ -22,6 +22,9 @@ class PythonKernel final : public Kernel {
       kernel_.complete(undeclared, frame, [&] { call_->finish(stack, undeclared); });
     }
 
+    void look() override { kernel_.domain_.look_after(); }
+    void abandon(const Error& reason) override { call_->abandon(reason); }
+
    private:
     const PythonKernel& kernel_;
     const std::unique_ptr<GilDomain::Call> call_;
@@ -47,6 +50,7 @@ class PythonKernel final : public Kernel {
     return call ? std::make_unique<Elsewhere>(*this, std::move(call)) : nullptr;
   }
   bool may_begin() const override { return moved_.empty() && !has_effects() && domain_.parallel() > 1; }
+  bool has_room() const override { return domain_.has_room(); }
   bool has_effects() const override { return op_.schema.returns().empty(); }
 
   template <class Work>

@@ -30,7 +30,7 @@ CALLBOARD_FIELDS(DomainReady, &DomainReady::operators, &DomainReady::declared, &
 CALLBOARD_FIELDS(DomainFailed, &DomainFailed::error);
 CALLBOARD_FIELDS(DomainResult, &DomainResult::call, &DomainResult::error, &DomainResult::results,
                  &DomainResult::tensors, &DomainResult::storages, &DomainResult::undeclared, &DomainResult::freed);
-CALLBOARD_FIELDS(DomainAllocate, &DomainAllocate::bytes);
+CALLBOARD_FIELDS(DomainAllocate, &DomainAllocate::bytes, &DomainAllocate::freed);
 CALLBOARD_FIELDS(DomainOpen, &DomainOpen::owner, &DomainOpen::segment, &DomainOpen::writable);
 
 }  // namespace codec

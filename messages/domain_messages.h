@@ -123,6 +123,7 @@ struct DomainResult {
 };
 struct DomainAllocate {
   std::uint64_t bytes = 0;
+  std::vector<DomainPlace> freed;  ///< granted blocks that the child is done with, to be used again
 };
 /// A segment's descriptor: to write to (only the helpers' zone of the device's own) or to read.
 struct DomainOpen {

@@ -58,6 +58,12 @@ std::vector<std::string> module_paths(const ProgramGraph& program) {
   return {paths.begin(), paths.end()};
 }
 
+/// Nodes that the exporter made of one (a copy, views of it, the operator that writes there) have one name, and must
+/// stay together: on another device the write would be to another copy.
+bool goes_with_previous(const ProgramGraph& program, std::size_t node) {
+  return node > 0 && !program.nodes[node].name.empty() && program.nodes[node].name == program.nodes[node - 1].name;
+}
+
 // -- by rules ---------------------------------------------------------------------------------------------------------
 
 /// Ranges beat prefixes, a longer prefix beats a shorter one; what two devices claim with the same right is refused.
@@ -140,8 +146,8 @@ class RulePlacer {
     std::uint32_t device = first == claims_.end() ? 0 : first->device;
     std::vector<std::uint32_t> result;
     result.reserve(claims_.size());
-    for (const Claim& claim : claims_) {
-      if (claim.made) device = claim.device;
+    for (std::size_t node = 0; node < claims_.size(); ++node) {
+      if (claims_[node].made && !goes_with_previous(program_, node)) device = claims_[node].device;
       result.push_back(device);
     }
     return result;
@@ -179,7 +185,7 @@ Result<std::vector<std::uint32_t>> chosen_devices(const Placement& placement, st
   return chosen;
 }
 
-/// first_of[i]: may a part begin at node i? Not between two nodes that touch one state.
+/// first_of[i]: may a part begin at node i? Not between two nodes that touch one state, or that belong together.
 std::vector<bool> cuts(const ProgramGraph& program) {
   std::vector<int> open(program.nodes.size() + 1, 0);
   for (const auto& nodes : state_nodes(program)) {
@@ -190,7 +196,7 @@ std::vector<bool> cuts(const ProgramGraph& program) {
   std::vector<bool> result(program.nodes.size(), true);
   int depth = 0;
   for (std::size_t i = 0; i < program.nodes.size(); ++i) {
-    result[i] = depth == 0;  // intervals that are open before node i would be cut
+    result[i] = depth == 0 && !goes_with_previous(program, i);  // intervals that are open before node i would be cut
     depth += open[i];
   }
   return result;

@@ -15,7 +15,8 @@ namespace callboard::kernels {
 
 namespace {
 
-constexpr int kPopulateWrite = 23;        // MADV_POPULATE_WRITE, Linux 5.14
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+constexpr std::size_t kSegmentsKept = 16;
 constexpr std::uint64_t kWasteShare = 8;  // a kept block may be larger than what is asked for by this share
 
 std::uint64_t page_bytes() {
@@ -34,12 +35,28 @@ void populate(std::byte* data, std::uint64_t bytes) { ::madvise(data, bytes, kPo
 
 }  // namespace
 
-ChildArena::Written::~Written() { ::munmap(mapping_, mapped_); }
+ChildArena::Written::Written(ChildArena& arena, std::byte* mapping, std::uint64_t mapped, std::byte* data, UniqueFd fd,
+                             std::uint64_t at)
+    : arena_(arena), mapping_(mapping), mapped_(mapped), data_(data), fd_(std::move(fd)), at_(at) {
+  std::lock_guard lock(arena_.mutex_);
+  arena_.written_.insert(this);
+}
+
+ChildArena::Written::~Written() {
+  {
+    std::lock_guard lock(arena_.mutex_);
+    arena_.written_.erase(this);
+  }
+  ::munmap(mapping_, mapped_);
+}
+
+bool ChildArena::Written::map_private() noexcept {
+  return ::mmap(mapping_, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd_.get(),
+                static_cast<off_t>(at_)) != MAP_FAILED;
+}
 
 void ChildArena::Written::part() noexcept {
-  void* again = ::mmap(mapping_, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, fd_.get(),
-                       static_cast<off_t>(at_));
-  if (again == MAP_FAILED) return;
+  if (!map_private()) return;
   for (std::uint64_t at = 0; at < mapped_; at += page_bytes()) {
     auto* page = reinterpret_cast<volatile std::byte*>(mapping_ + at);
     *page = *page;  // a copy of its own
@@ -87,8 +104,39 @@ Result<ChildArena::Segment*> ChildArena::segment(SegmentId id) {
   return &place->second;
 }
 
+/// Where the device has no room, what is kept here for later is in the way.
 Result<std::pair<std::byte*, ChildArena::Block>> ChildArena::granted(std::uint64_t bytes) {
-  CALLBOARD_ASSIGN(DomainSocket::Received received, line_.ask(DomainAllocate{bytes}));
+  {
+    std::lock_guard lock(mutex_);
+    ++asking_;
+  }
+  auto block = ask(bytes);
+  if (!block && block.error().code == ErrorCode::kOutOfMemory && give_up_kept()) block = ask(bytes);
+  std::lock_guard lock(mutex_);
+  --asking_;
+  if (block) blocks_[block->first] = block->second;
+  return block;
+}
+
+bool ChildArena::give_up_kept() {
+  std::lock_guard lock(mutex_);
+  for (auto& [size, kept] : kept_) freed_.push_back(std::move(kept.second));
+  const bool any = !kept_.empty();
+  kept_.clear();
+  kept_bytes_ = 0;
+  return any;
+}
+
+Result<std::pair<std::byte*, ChildArena::Block>> ChildArena::ask(std::uint64_t bytes) {
+  DomainAllocate question{bytes, take_freed()};
+  auto answered = line_.ask(question);
+  if (!answered) {
+    // Not heard, or never answered: then the device is gone, too.
+    std::lock_guard lock(mutex_);
+    freed_.insert(freed_.end(), question.freed.begin(), question.freed.end());
+    return fail(std::move(answered).error());
+  }
+  DomainSocket::Received& received = *answered;
   auto* answer = std::get_if<DomainGranted>(&received.message);
   if (answer == nullptr) return fail(ErrorCode::kUnexpectedMessage, "the device answers another question");
   if (answer->error) return fail(std::move(*answer->error));
@@ -124,15 +172,13 @@ Result<void*> ChildArena::allocate(std::size_t bytes) {
     if (std::byte* data = kept_locked(wanted)) return data;
   }
   auto block = granted(wanted);
-  if (!block && block.error().code != ErrorCode::kNotReady) return fail(std::move(block).error());
-  if (!block) {
-    void* data = ::mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (data == MAP_FAILED) return fail(cannot_map(wanted));
-    block = std::pair(static_cast<std::byte*>(data), Block{wanted, std::nullopt, false});
-  }
+  if (block) return block->first;
+  if (block.error().code != ErrorCode::kNotReady) return fail(std::move(block).error());
+  void* data = ::mmap(nullptr, wanted, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) return fail(cannot_map(wanted));
   std::lock_guard lock(mutex_);
-  blocks_[block->first] = std::move(block->second);
-  return block->first;
+  blocks_[static_cast<std::byte*>(data)] = Block{wanted, std::nullopt, false};
+  return data;
 }
 
 void ChildArena::deallocate(void* pointer) noexcept {
@@ -147,12 +193,19 @@ void ChildArena::deallocate(void* pointer) noexcept {
     blocks_.erase(found);
     if (ended.given) return;
     if (ended.place) {
-      if (kept_bytes_ + ended.bytes <= kKeptMax) {
-        kept_bytes_ += ended.bytes;
-        kept_.emplace(ended.bytes, std::pair(data, std::move(*ended.place)));
-      } else {
+      if (ended.bytes > kKeptMax) {
         freed_.push_back(std::move(*ended.place));
+        return;
       }
+      // The last ones are the likeliest to be wanted again; the largest old ones make room quickest.
+      while (kept_bytes_ + ended.bytes > kKeptMax) {
+        const auto largest = std::prev(kept_.end());
+        kept_bytes_ -= largest->first;
+        freed_.push_back(std::move(largest->second.second));
+        kept_.erase(largest);
+      }
+      kept_bytes_ += ended.bytes;
+      kept_.emplace(ended.bytes, std::pair(data, std::move(*ended.place)));
       return;
     }
   }
@@ -217,7 +270,29 @@ Result<std::shared_ptr<ChildArena::Written>> ChildArena::open_written(const Doma
   if (!fd || data == MAP_FAILED) return fail(cannot_map(mapped));
   auto* mapping = static_cast<std::byte*>(data);
   populate(mapping, mapped);
-  return std::make_shared<Written>(mapping, mapped, mapping + (place.offset - begin), std::move(fd), begin);
+  return std::make_shared<Written>(*this, mapping, mapped, mapping + (place.offset - begin), std::move(fd), begin);
+}
+
+void ChildArena::trim_segments() {
+  std::vector<Segment> unused;  // closed outside the lock
+  {
+    std::lock_guard lock(mutex_);
+    if (asking_ > 0 || segments_.size() <= kSegmentsKept) return;
+    std::set<SegmentId> used;
+    for (const auto& [data, block] : blocks_) {
+      if (block.place) used.insert(block.place->segment);
+    }
+    for (const auto& [size, kept] : kept_) used.insert(kept.second.segment);
+    for (auto segment = segments_.begin(); segment != segments_.end();) {
+      if (used.contains(segment->first)) {
+        ++segment;
+        continue;
+      }
+      unused.push_back(std::move(segment->second));
+      segment = segments_.erase(segment);
+    }
+  }
+  for (const Segment& segment : unused) ::munmap(segment.data, segment.bytes);
 }
 
 /// A helper process of Python's must not write where the device reads.
@@ -227,6 +302,7 @@ void ChildArena::fork_child() noexcept {
                           segment.fd.get(), 0);
     if (mapped == MAP_FAILED) ::mprotect(segment.data, segment.bytes, PROT_READ);
   }
+  for (Written* written : written_) written->map_private();
   mutex_.unlock();
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "kernels/memory/arena.h"
@@ -42,12 +43,14 @@ class ChildArena final : public Arena {
   std::optional<DomainPlace> give(const void* pointer, std::uint64_t bytes);
   /// For DomainResult::freed; once.
   std::vector<DomainPlace> take_freed();
+  /// Between calls: unmaps segments that nothing lies in, beyond a few. The device may have closed them.
+  void trim_segments();
 
   /// An argument that is written to: a mapping of its own, where all see what is written.
   class Written {
    public:
-    Written(std::byte* mapping, std::uint64_t mapped, std::byte* data, UniqueFd fd, std::uint64_t at)
-        : mapping_(mapping), mapped_(mapped), data_(data), fd_(std::move(fd)), at_(at) {}
+    Written(ChildArena& arena, std::byte* mapping, std::uint64_t mapped, std::byte* data, UniqueFd fd,
+            std::uint64_t at);
     ~Written();
     Written(const Written&) = delete;
     Written& operator=(const Written&) = delete;
@@ -56,6 +59,9 @@ class ChildArena final : public Arena {
     void part() noexcept;
 
    private:
+    friend class ChildArena;
+    bool map_private() noexcept;
+    ChildArena& arena_;
     std::byte* const mapping_;
     const std::uint64_t mapped_;
     std::byte* const data_;
@@ -78,6 +84,8 @@ class ChildArena final : public Arena {
     bool given = false;
   };
   Result<std::pair<std::byte*, Block>> granted(std::uint64_t bytes);
+  Result<std::pair<std::byte*, Block>> ask(std::uint64_t bytes);
+  bool give_up_kept();
   Result<Segment*> segment(SegmentId id);
   void populate_once(Segment& segment, std::uint64_t offset, std::uint64_t bytes);
   Result<Descriptor> open_segment(SegmentId id);
@@ -88,12 +96,14 @@ class ChildArena final : public Arena {
 
   DomainLine& line_;
   const ActorId device_;
-  mutable std::mutex mutex_;                  // all below; held across no question to the device
-  std::map<SegmentId, Segment> segments_;     // nothing is ever unmapped while the process lives
-  std::map<const std::byte*, Block> blocks_;  // that are out
+  mutable std::mutex mutex_;  // all below; held across no question to the device
+  std::map<SegmentId, Segment> segments_;
+  std::map<const std::byte*, Block> blocks_;                               // that are out
   std::multimap<std::uint64_t, std::pair<std::byte*, DomainPlace>> kept_;  // by size
   std::uint64_t kept_bytes_ = 0;
   std::vector<DomainPlace> freed_;
+  std::set<Written*> written_;
+  std::size_t asking_ = 0;  // threads that may be about to use a segment without a block in it
 };
 
 }  // namespace callboard::kernels

@@ -1,5 +1,6 @@
 #include "kernels/process_domain/domain_board.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@ Error no_memory(const char* what) {
 }
 
 Result<UniqueFd> create_file(const char* name, off_t bytes) {
-  UniqueFd fd(::memfd_create(name, MFD_CLOEXEC));
+  UniqueFd fd(::memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return fail(no_memory("memfd_create"));
   if (bytes > 0 && ::ftruncate(fd.get(), bytes) != 0) return fail(no_memory("ftruncate"));
   return fd;
@@ -34,6 +35,8 @@ Result<MappedBoard> MappedBoard::open(int fd) {
 
 Result<std::pair<MappedBoard, UniqueFd>> MappedBoard::create() {
   CALLBOARD_ASSIGN(UniqueFd fd, create_file("callboard:gil-board", sizeof(DomainBoard)));
+  // A child that cuts it short would end the device that looks at it.
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) return fail(no_memory("sealing"));
   CALLBOARD_ASSIGN(MappedBoard board, open(fd.get()));
   return std::pair(std::move(board), std::move(fd));
 }

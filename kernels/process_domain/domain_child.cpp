@@ -24,7 +24,6 @@ constexpr std::chrono::seconds kGrace{2};              // to raise what interrup
 constexpr std::chrono::seconds kEnd{5};                // to be gone after SIGKILL
 constexpr std::chrono::milliseconds kStacks{300};      // to write where it hangs
 constexpr std::size_t kWordsMax = 8u << 10;
-constexpr const char* kConstants = "constants";
 
 bool readable(int fd) {
   pollfd waiting{fd, POLLIN, 0};
@@ -119,11 +118,11 @@ void DomainChild::begin(DomainCall call, const std::string& target, const StopSi
   now_.watchdog = after(Clock::now(), host_.processes.watchdog);
   Status sent = socket_.send(std::move(call), after(Clock::now(), kSend));
   if (sent) return;
-  if (sent.error().code == ErrorCode::kPeerLost) {
-    now_.outcome = end(std::nullopt);
+  if (sent.error().code != ErrorCode::kTooLarge) {
+    now_.outcome = end_by(std::move(sent).error());
     return;
   }
-  DomainResult refused;  // too large: nothing was sent
+  DomainResult refused;  // nothing was sent
   refused.call = now_.number;
   refused.error = std::move(sent).error();
   now_.outcome = Outcome{std::move(refused), {}, true};
@@ -132,7 +131,7 @@ void DomainChild::begin(DomainCall call, const std::string& target, const StopSi
 std::optional<DomainChild::Outcome> DomainChild::step(TimePoint until) {
   if (now_.outcome) return std::exchange(now_.outcome, std::nullopt);
   auto received = socket_.receive(now_.dead ? Clock::now() : std::min(after(Clock::now(), kLookAtChild), until));
-  if (!received) return end(std::move(now_.stopped));
+  if (!received) return end_by(std::move(received).error());
   return *received ? take((*received)->message) : look();
 }
 
@@ -147,8 +146,15 @@ std::optional<DomainChild::Outcome> DomainChild::take(DomainMessage& message) {
   }
   const Result<bool> question = serve(message);
   if (question && *question) return std::nullopt;
-  return end(question ? Error(ErrorCode::kUnexpectedMessage, now_.what + ": its process answers another call")
-                      : question.error());
+  if (question) return end(Error(ErrorCode::kUnexpectedMessage, now_.what + ": its process answers another call"));
+  return end_by(question.error());
+}
+
+/// A socket that is closed says nothing that how the process ended does not say better.
+DomainChild::Outcome DomainChild::end_by(Error error) {
+  if (error.code == ErrorCode::kPeerLost) return end(std::move(now_.stopped));
+  error.message = now_.what + ": " + error.message;
+  return end(std::move(error));
 }
 
 /// While nothing comes.
@@ -165,12 +171,15 @@ std::optional<DomainChild::Outcome> DomainChild::look() {
     write_stacks();
     return end(std::move(now_.stopped));
   }
-  now_.stopped = reason_to_stop();
-  if (now_.stopped) {
-    board_->stop_call.store(now_.number, std::memory_order_release);
-    now_.kill_at = after(Clock::now(), kGrace);
-  }
+  if (auto reason = reason_to_stop()) abandon(std::move(*reason));
   return std::nullopt;
+}
+
+void DomainChild::abandon(Error reason) {
+  if (now_.stopped || now_.outcome) return;
+  now_.stopped = std::move(reason);
+  board_->stop_call.store(now_.number, std::memory_order_release);
+  now_.kill_at = after(Clock::now(), kGrace);
 }
 
 std::optional<Error> DomainChild::reason_to_stop() const {
@@ -245,6 +254,7 @@ std::string DomainChild::last_words() const {
 
 Result<bool> DomainChild::serve(const DomainMessage& message) {
   if (const auto* allocate = std::get_if<DomainAllocate>(&message)) {
+    free(allocate->freed);
     CALLBOARD_TRY(grant(allocate->bytes));
     return true;
   }
@@ -276,7 +286,7 @@ Result<OpenedSegment> DomainChild::descriptor(const DomainOpen& question) const 
     return OpenedSegment{std::move(own.fd), own.bytes};
   }
   if (question.writable) return fail(ErrorCode::kPermission, "only the device's own memory can be written to");
-  if (question.owner.name == kConstants && host_.processes.open_constant) {
+  if (question.owner == kConstants && host_.processes.open_constant) {
     return host_.processes.open_constant(question.segment);
   }
   if (host_.processes.open_segment) return host_.processes.open_segment(question.owner, question.segment);

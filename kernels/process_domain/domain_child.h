@@ -20,6 +20,9 @@
 
 namespace callboard::kernels {
 
+/// The owner of constants, as messages name it.
+inline const ActorId kConstants{"constants", 0};
+
 /// What all children of a domain share. Outlives them.
 struct DomainHost {
   ActorId device;
@@ -55,6 +58,8 @@ class DomainChild {
   /// sees to deadline, watchdog, memory and the child's life. A call that does not stop within two seconds costs the
   /// child.
   std::optional<Outcome> step(TimePoint until);
+  /// The call under way is not wanted any more.
+  void abandon(Error reason);
   int socket() const { return socket_.fd(); }  ///< readable when a step has something to do
 
   /// The granted block that a result lies in is the device's; kMalformed if the child was not granted it.
@@ -99,6 +104,7 @@ class DomainChild {
   std::optional<Outcome> look();
   std::optional<Error> reason_to_stop() const;
   std::optional<Error> too_large() const;
+  Outcome end_by(Error error);
   Outcome end(std::optional<Error> why);
   void write_stacks();
   std::string last_words() const;

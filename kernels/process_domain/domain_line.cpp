@@ -7,8 +7,8 @@ namespace callboard::kernels {
 
 namespace {
 
-// The device's thread waits for nothing else, and answers at once.
-constexpr std::chrono::seconds kPatience{10};
+// A device answers between two kernels, whatever they take; when it is gone, the socket says so.
+constexpr std::chrono::minutes kPatience{30};
 
 }  // namespace
 

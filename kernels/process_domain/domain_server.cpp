@@ -118,16 +118,16 @@ class Server {
       auto received = line_.next();
       auto* call = received ? std::get_if<DomainCall>(&received->message) : nullptr;
       if (call == nullptr) return received ? 1 : 0;
-      Status answered = line_.answer(serve(*call));
+      DomainResult result = serve(*call);
+      Status answered = line_.answer(result);
       if (!answered && answered.error().code == ErrorCode::kTooLarge) {
-        DomainResult result;
-        result.call = call->call;
+        take_back(result);
         result.error = std::move(answered).error();
-        result.freed = std::move(given_);
-        answered = line_.answer(std::move(result));
+        answered = line_.answer(result);
       }
       if (!answered) return 1;
       borrowed_->clear();
+      arena_->trim_segments();
     }
   }
 
@@ -188,15 +188,19 @@ class Server {
     } catch (...) {
       result.error = error_of_exception();
     }
-    if (result.error) {
-      result.results.clear();
-      result.tensors.clear();
-      result.storages.clear();
-    }
     borrowed_->part();
     result.freed = arena_->take_freed();
-    if (result.error) result.freed.insert(result.freed.end(), given_.begin(), given_.end());
+    if (result.error) take_back(result);
     return result;
+  }
+
+  /// It fails after all: what was given to the device is to be freed.
+  void take_back(DomainResult& result) {
+    result.results.clear();
+    result.tensors.clear();
+    result.storages.clear();
+    result.freed.insert(result.freed.end(), given_.begin(), given_.end());
+    given_.clear();
   }
 
   Status execute(const DomainCall& call, Borrowed& borrowed, DomainResult& result) {

@@ -21,10 +21,9 @@
 
 #include "kernels/gil_board_json.h"
 #include "kernels/kernel_failure.h"
+#include "kernels/process_domain/call_packer.h"
 #include "kernels/process_domain/domain_child.h"
-#include "kernels/process_domain/domain_values.h"
 #include "messages/base/log.h"
-#include "messages/inline_limit.h"
 
 namespace callboard::kernels {
 
@@ -34,8 +33,6 @@ constexpr std::chrono::milliseconds kLookForChild{20};   // of a call that waits
 constexpr std::chrono::milliseconds kFirstBackoff{500};  // after a start that failed; doubled
 constexpr std::chrono::seconds kLastBackoff{30};
 constexpr int kTriesMax = 3;  // of a call whose child had ended before it
-
-[[noreturn]] void give_up(Error error) { throw KernelFailure(std::move(error)); }
 
 /// What a child brings must be what the first one brought: loaded programs are bound to it.
 bool same_operators(const DomainReady& a, const DomainReady& b) {
@@ -66,8 +63,13 @@ class ProcessDomain final : public GilDomain {
   std::size_t parallel() const override { return host_.processes.count; }
   std::unique_ptr<Call> begin(const PythonOperator& op, const torch::jit::Stack& stack,
                               const StopSignal* stop) override;
-  std::optional<c10::Storage> memory_to_write(std::size_t bytes) override;
-  bool writes_in_place(const c10::Storage& storage) const override;
+  bool has_room() const override {
+    std::lock_guard lock(mutex_);
+    return !idle_.empty();
+  }
+  void look_after() override { step_all(Duration::zero()); }
+  std::optional<c10::Storage> memory_to_write(std::size_t bytes) override { return packer_.memory_to_write(bytes); }
+  bool writes_in_place(const c10::Storage& storage) const override { return packer_.writes_in_place(storage); }
   std::string describe() const override;
 
  private:
@@ -86,18 +88,14 @@ class ProcessDomain final : public GilDomain {
   ChildPtr acquire(const StopSignal* stop);
   void give_back(ChildPtr child);
   void note_end(const DomainChild& child);
-  DomainCall pack(const PythonOperator& op, const torch::jit::Stack& stack, std::vector<c10::Storage>& storages);
-  Result<DomainStorage> pack_storage(const c10::Storage& storage, const std::vector<const c10::StorageImpl*>& written);
-  std::optional<DomainPlace> place_of(const c10::Storage& storage) const;
-  void unpack(const PythonOperator& op, DomainChild& child, const DomainResult& result,
-              const std::vector<c10::Storage>& given, torch::jit::Stack& stack) const;
-  void step_all();
+  void step_all(Duration wait);
   std::size_t wanted() const { return host_.processes.count + host_.processes.spare; }
 
   const PythonOptions options_;
   const int threads_;
   const std::function<void(std::string_view event, std::string_view text)> log_;
   const DomainHost host_;
+  const CallPacker packer_{host_};
   std::vector<PythonOperator> operators_;  // fixed once begun, like the next two
   DomainReady first_;
   nlohmann::json report_;
@@ -217,6 +215,10 @@ void ProcessDomain::keep_children() {
       start_missing(lock);
       if (ending_) return;
       for (const ChildPtr& child : idle_) watched.push_back({child->pidfd(), POLLIN, 0});
+      // They may be idle when they end; one that ends in a call is the call's.
+      for (const auto& [number, child] : busy_) {
+        if (child->alive()) watched.push_back({child->pidfd(), POLLIN, 0});
+      }
       if (idle_.size() + busy_.size() + starting_ < wanted()) {
         const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_start_ - Clock::now()).count();
         timeout = static_cast<int>(std::clamp<std::int64_t>(left, 1, 60'000));
@@ -286,7 +288,13 @@ ProcessDomain::ChildPtr ProcessDomain::acquire(const StopSignal* stop) {
   std::unique_lock lock(mutex_);
   bool asked = false;
   for (;;) {
-    while (!idle_.empty()) {
+    if (std::vector<ChildPtr> dead = take_dead_locked(); !dead.empty()) {
+      lock.unlock();
+      dead.clear();  // waits for their end
+      wake();
+      lock.lock();
+    }
+    if (!idle_.empty()) {
       ChildPtr child = std::move(idle_.front());
       idle_.pop_front();
       busy_[child->number()] = child.get();
@@ -301,6 +309,9 @@ ProcessDomain::ChildPtr ProcessDomain::acquire(const StopSignal* stop) {
     }
     if (!std::exchange(asked, true)) wake();
     changed_.wait_for(lock, kLookForChild);
+    lock.unlock();
+    look_after();  // calls under way may have questions
+    lock.lock();
     if (stop != nullptr) {
       if (auto reason = stop->stop_reason()) give_up(std::move(*reason));
     }
@@ -334,135 +345,11 @@ void ProcessDomain::note_end(const DomainChild& child) {
 // -- calls
 // -------------------------------------------------------------------------------------------------------------
 
-std::optional<DomainPlace> ProcessDomain::place_of(const c10::Storage& storage) const {
-  const void* data = storage.data();
-  const std::uint64_t bytes = storage.nbytes();
-  if (const auto own = host_.arena->find(data)) {
-    const auto inside =
-        static_cast<std::uint64_t>(static_cast<const std::byte*>(data) - static_cast<const std::byte*>(own->block));
-    if (bytes > own->block_bytes - inside) return std::nullopt;
-    return DomainPlace{host_.device, own->segment, own->block_offset + inside, bytes, false};
-  }
-  if (const auto lent = host_.segments == nullptr ? std::nullopt : host_.segments->find(data)) {
-    return DomainPlace{lent->owner, lent->segment, lent->offset, bytes, false};
-  }
-  if (host_.processes.find_constant) {
-    if (const auto constant = host_.processes.find_constant(data)) {
-      return DomainPlace{ActorId{"constants", 0}, constant->segment, constant->offset, bytes, false};
-    }
-  }
-  return std::nullopt;
-}
-
-bool ProcessDomain::writes_in_place(const c10::Storage& storage) const {
-  const auto own = host_.arena->find(storage.data());
-  return own && own->zone == Zone::kHelpers;
-}
-
-std::optional<c10::Storage> ProcessDomain::memory_to_write(std::size_t bytes) {
-  auto block = host_.arena->allocate_for_helpers(std::max<std::size_t>(bytes, 1));
-  if (!block) give_up(std::move(block).error());
-  Arena* const arena = host_.arena;
-  const std::shared_ptr<void> keep(*block, [arena](void* data) { arena->deallocate(data); });
-  return storage_over(static_cast<std::byte*>(*block), bytes, keep);
-}
-
-Result<DomainStorage> ProcessDomain::pack_storage(const c10::Storage& storage,
-                                                  const std::vector<const c10::StorageImpl*>& written) {
-  const bool writable = std::ranges::find(written, storage.unsafeGetStorageImpl()) != written.end();
-  if (!writable && storage.nbytes() <= inline_bytes_max()) {
-    return DomainStorage(InlineBytes{std::string(static_cast<const char*>(storage.data()), storage.nbytes())});
-  }
-  if (auto place = place_of(storage)) {
-    place->writable = writable;
-    return DomainStorage(std::move(*place));
-  }
-  return fail(ErrorCode::kUnsupported,
-              "a tensor of " + std::to_string(storage.nbytes()) +
-                  " bytes lies in memory that cannot be shared with a GIL domain in a process",
-              "give the device python: inline");
-}
-
-DomainCall ProcessDomain::pack(const PythonOperator& op, const torch::jit::Stack& stack,
-                               std::vector<c10::Storage>& storages) {
-  const auto& arguments = op.schema.arguments();
-  std::vector<const c10::StorageImpl*> written;
-  for (std::size_t i = 0; i < stack.size() && i < arguments.size(); ++i) {
-    if (arguments[i].alias_info() == nullptr || !arguments[i].alias_info()->isWrite()) continue;
-    const auto note = [&](const at::Tensor& tensor) {
-      if (tensor.defined() && tensor.has_storage() && writes_in_place(tensor.storage())) {
-        written.push_back(tensor.storage().unsafeGetStorageImpl());
-      }
-    };
-    if (stack[i].isTensor()) note(stack[i].toTensor());
-    if (stack[i].isTensorList()) std::ranges::for_each(stack[i].toTensorVector(), note);
-  }
-  std::vector<c10::Storage> made;  // of copies
-  DomainPacker packer([&](const c10::Storage& storage) -> Result<DomainStorage> {
-    Result<DomainStorage> packed = pack_storage(storage, written);
-    if (packed || packed.error().code != ErrorCode::kUnsupported) {
-      storages.push_back(storage);
-      return packed;
-    }
-    // Ordinary memory of this process: what LibTorch or a library has allocated by itself.
-    const c10::Storage copy = *memory_to_write(storage.nbytes());
-    std::memcpy(copy.mutable_data(), storage.data(), storage.nbytes());
-    made.push_back(copy);
-    storages.push_back(storage);
-    return pack_storage(copy, written);
-  });
-  DomainCall call;
-  call.op = op.function;
-  for (std::size_t i = 0; i < stack.size(); ++i) {
-    auto value = packer.value(stack[i]);
-    if (!value) {
-      Error error = std::move(value).error();
-      error.message = "argument '" + arguments[i].name() + "' of " + op.target + ": " + error.message;
-      give_up(std::move(error));
-    }
-    call.arguments.push_back(std::move(*value));
-  }
-  call.tensors = std::move(packer.tensors);
-  call.storages = std::move(packer.storages);
-  storages.insert(storages.end(), made.begin(), made.end());
-  return call;
-}
-
-void ProcessDomain::unpack(const PythonOperator& op, DomainChild& child, const DomainResult& result,
-                           const std::vector<c10::Storage>& given, torch::jit::Stack& stack) const {
-  std::vector<c10::Storage> storages;
-  for (const DomainStorage& storage : result.storages) {
-    if (const auto* bytes = std::get_if<InlineBytes>(&storage)) {
-      storages.push_back(storage_of_bytes(bytes->bytes));
-    } else if (const auto* place = std::get_if<DomainPlace>(&storage)) {
-      auto taken = child.take(*place);
-      if (!taken) give_up(std::move(taken).error());
-      storages.push_back(std::move(*taken));
-    } else {
-      const std::uint32_t index = std::get<DomainGiven>(storage).storage;
-      if (index >= given.size()) give_up(Error(ErrorCode::kMalformed, "a result names an argument that is not there"));
-      storages.push_back(given[index]);
-    }
-  }
-  const DomainUnpacker unpacker(std::move(storages), result.tensors);
-  const auto& returns = op.schema.returns();
-  if (result.results.size() != returns.size()) {
-    give_up(Error(ErrorCode::kMalformed, "the GIL domain's process gives another number of results than " + op.op));
-  }
-  torch::jit::Stack made;
-  for (std::size_t i = 0; i < returns.size(); ++i) {
-    auto value = unpacker.value(result.results[i], returns[i]);
-    if (!value) give_up(std::move(value).error());
-    made.push_back(std::move(*value));
-  }
-  stack = std::move(made);
-}
-
 /// One call, whatever becomes of the children that it meets.
 class ProcessDomain::Begun final : public GilDomain::Call {
  public:
   Begun(ProcessDomain& domain, const PythonOperator& op, const torch::jit::Stack& stack, const StopSignal* stop)
-      : domain_(domain), op_(op), arguments_(stack), packed_(domain.pack(op, stack, given_)), stop_(stop) {
+      : domain_(domain), op_(op), arguments_(stack), packed_(domain.packer_.pack(op, stack, given_)), stop_(stop) {
     send();
     domain_.under_way_.push_back(this);
   }
@@ -475,6 +362,9 @@ class ProcessDomain::Begun final : public GilDomain::Call {
   Begun(const Begun&) = delete;
   Begun& operator=(const Begun&) = delete;
 
+  void abandon(const Error& reason) override {
+    if (child_ && !outcome_) child_->abandon(reason);
+  }
   int socket() const { return child_ && !outcome_ ? child_->socket() : -1; }
   void step(TimePoint until) {
     if (!child_ || outcome_) return;
@@ -486,7 +376,7 @@ class ProcessDomain::Begun final : public GilDomain::Call {
 
   void finish(torch::jit::Stack& stack, std::vector<Undeclared>& undeclared) override {
     for (;;) {
-      while (!outcome_) domain_.step_all();
+      while (!outcome_) domain_.step_all(kLookForChild);
       if (outcome_->result) break;
       if (outcome_->begun || tries_ >= kTriesMax) give_up(std::move(outcome_->error));
       outcome_.reset();
@@ -500,7 +390,7 @@ class ProcessDomain::Begun final : public GilDomain::Call {
       undeclared.push_back({argument, value.isTensor() ? value.toTensor() : at::Tensor(), false});
     }
     // A failure says what cannot be: then the child is not to be trusted with another call, and ends with this.
-    if (!result.error && undeclared.empty()) domain_.unpack(op_, *child_, result, given_, stack);
+    if (!result.error && undeclared.empty()) domain_.packer_.unpack(op_, *child_, result, given_, stack);
     domain_.give_back(std::move(child_));
     if (result.error) give_up(*result.error);
   }
@@ -508,8 +398,8 @@ class ProcessDomain::Begun final : public GilDomain::Call {
  private:
   void send() {
     ++tries_;
-    child_ = domain_.acquire(stop_);
     DomainCall call = packed_;
+    child_ = domain_.acquire(stop_);
     if (stop_ != nullptr && stop_->deadline() != kNever) {
       const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(stop_->deadline() - Clock::now());
       call.time_left_ns = std::max<std::int64_t>(0, left.count());
@@ -534,15 +424,19 @@ std::unique_ptr<GilDomain::Call> ProcessDomain::begin(const PythonOperator& op, 
 }
 
 /// All calls under way, since each of them may have a question.
-void ProcessDomain::step_all() {
-  if (under_way_.size() == 1) {
+void ProcessDomain::step_all(Duration wait) {
+  if (under_way_.size() == 1 && wait > Duration::zero()) {
     under_way_.front()->step(kNever);
     return;
   }
   std::vector<pollfd> sockets;
   for (const Begun* call : under_way_) sockets.push_back({call->socket(), POLLIN, 0});
-  ::poll(sockets.data(), sockets.size(), static_cast<int>(kLookForChild.count()));
-  for (Begun* call : std::vector<Begun*>(under_way_)) call->step(Clock::now());
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(wait).count();
+  const bool any = ::poll(sockets.data(), sockets.size(), static_cast<int>(ms)) > 0;
+  // Without a message each of them is looked at only where there was time for something to happen.
+  for (std::size_t i = 0; i < sockets.size(); ++i) {
+    if (sockets[i].revents != 0 || (!any && ms > 0)) under_way_[i]->step(Clock::now());
+  }
 }
 
 std::string ProcessDomain::describe() const {

@@ -398,13 +398,12 @@ class Converter:
             self._values[node] = self._inline(node, node.args[1], node.args[2:])
         elif is_functionalized(node):
             self._values[node] = add_written(node, self._resolve, partial(self._add_node, node), self._single_spec)
+            self._bind_results(node)
         elif name == "wrap_with_autocast" and node.args[2] is False:
             self._values[node] = self._inline(node, node.args[4], node.args[5:])
         else:
-            raise _Problem(
-                f"the control operator {name} is not supported: export the branches as programs of their own, or use "
-                "torch.where"
-            )
+            hint = "export the branches as programs of their own, or use torch.where"
+            raise _Problem(f"the control operator {name} is not supported: {hint}")
 
     def _inline(self, node: torch.fx.Node, body: Any, args: Iterable[Any]) -> Any:
         graph_module = self._graph_module(body)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from callboard._arguments import Argument, Ref, bind, dtype_name, operator_name
+from callboard._arguments import Argument, ArgumentProblem, Ref, bind, dtype_name, operator_name
 
 __all__ = ["add_written", "is_functionalized"]
 
@@ -33,11 +33,11 @@ def add_written(node: torch.fx.Node, resolve: Callable[[Any], Any], add: AddNode
     kwargs = {name: resolve(value) for name, value in given.items()}
     written = [argument for argument in schema.arguments if argument.alias_info and argument.alias_info.is_write]
 
-    def copy(original: Any, value: Any, name: str) -> Any:
+    def copy(original: Any, value: Any, name: str, **options: Any) -> Any:
         if original is None:
             return None
-        spec = spec_of(f"{node.name}.{name}", value.meta["val"])
-        return Ref(add("aten::clone", [("tensor", original.id)], {}, [spec])[0])
+        args, kwargs = bind(torch.ops.aten.clone.default._schema, [original], options)
+        return Ref(add("aten::clone", args, kwargs, [spec_of(f"{node.name}.{name}", value.meta["val"])])[0])
 
     if node.target.__name__ == _VERSIONS[0]:  # type: ignore[union-attr]
         copies = []
@@ -48,7 +48,11 @@ def add_written(node: torch.fx.Node, resolve: Callable[[Any], Any], add: AddNode
         bases: Any = given["_all_bases"]
         resolved = kwargs.pop("_all_bases")
         pairs = zip(resolved, bases, strict=True)
-        copies = [copy(one, base, f"base{number}") for number, (one, base) in enumerate(pairs)]
+        laid_out = _read_by_strides(given, bases)
+        copies = [
+            copy(one, base, f"base{number}", **({"memory_format": torch.contiguous_format} if number in laid_out else {}))
+            for number, (one, base) in enumerate(pairs)
+        ]
         views = _Views(node, kwargs, copies, [base.meta["val"].dtype for base in bases], add)
         for argument in written:
             kwargs[argument.name] = views.of(argument)
@@ -58,6 +62,18 @@ def add_written(node: torch.fx.Node, resolve: Callable[[Any], Any], add: AddNode
     made = add(operator_name(schema), args, named, specs)
     values: list[Any] = [[Ref(item) for item in one] if isinstance(one, list) else Ref(one) for one in made]
     return [*(values or [None]), *copies]
+
+
+def _read_by_strides(given: dict[str, Any], bases: list[Any]) -> set[int]:
+    """Bases of views that say where elements lie in memory: that is known of contiguous ones only, and of those for
+    any strides that arrive.
+    """
+    numbers = {given[name.replace("_storage_offset", "_base_index")] for name in given if name.endswith("_storage_offset")}
+    for number in numbers:
+        fake = bases[number].meta["val"]
+        if not fake.is_contiguous() or fake.storage_offset() != 0:
+            raise ArgumentProblem("it writes to a part of a tensor that is not contiguous: clone that one first")
+    return numbers
 
 
 def _each(resolved: Any, given: Any, copy: Callable[[Any, Any, str], Any], name: str) -> Any:

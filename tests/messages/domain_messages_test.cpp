@@ -57,7 +57,7 @@ std::vector<DomainMessage> examples() {
       DomainFailed{Error(ErrorCode::kEnvironment, "no torch")},
       example_result(),
       failed,
-      DomainAllocate{1 << 20},
+      DomainAllocate{1 << 20, {{{"cpu0", 3}, 9, 8192, 4096, true}}},
       DomainOpen{{"constants", 0}, 5, false}};
 }
 

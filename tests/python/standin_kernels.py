@@ -301,6 +301,13 @@ def recurses_in_c(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
 
 
+@one("many_temporaries", "Tensor x, int n")
+def many_temporaries(x: torch.Tensor, n: int) -> torch.Tensor:
+    for _ in range(n):
+        x = x + 1
+    return x
+
+
 @one("meets", "Tensor x, str folder")
 def meets(x: torch.Tensor, folder: str) -> torch.Tensor:
     """Waits until another process is in it, too."""

@@ -127,6 +127,49 @@ def test_a_declared_write_through_a_view_and_into_an_input(cluster: Any) -> None
     assert same(program(x, y), rows(x, y)) == ""
 
 
+def test_a_write_to_a_view_by_strides_holds_for_whatever_strides_arrive(cluster: Any) -> None:
+    def diagonal(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        copy = torch.relu(x)
+        standin_kernels.add_to(copy.diagonal(), y)
+        return copy
+
+    x, y = rand(4, 4), rand(4)
+    program = cluster.compile(diagonal, (x, y), placement="cpu0")
+    for given in (x, x.t(), rand(4, 8)[:, ::2]):
+        torch.testing.assert_close(program(given, y), diagonal(given, y), rtol=0, atol=0)
+
+
+def test_a_write_and_its_copy_are_on_one_device(cluster: Any) -> None:
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x = torch.relu(x) * 2
+            copy = x.clone()
+            standin_kernels.add_to(copy[1:3], x[:2])
+            standin_kernels.add_to(self.total, copy)
+            return copy + self.total, torch.sigmoid(copy)
+
+    x = rand(4)
+    eager = Writes()
+    expected = [eager(x) for _ in range(3)]
+    moved = 0
+    for node in range(20):
+        try:
+            program = cluster.compile(Writes(), (x,), placement={"cpu0": [""], "cpu1": [(node, node)]})
+        except callboard.errors.PlacementError:  # no such node, or it would part a state
+            continue
+        moved += 1
+        for want in expected:
+            assert all(torch.equal(got, one) for got, one in zip(program(x), want, strict=True))
+    assert moved >= 3
+    program = cluster.compile(Writes(), (x,), placement="auto")
+    for want in expected:
+        assert all(torch.equal(got, one) for got, one in zip(program(x), want, strict=True))
+
+
 def test_weights_reach_a_python_kernel_where_they_lie(cluster: Any) -> None:
     class Weighted(nn.Module):
         def __init__(self) -> None:

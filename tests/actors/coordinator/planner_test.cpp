@@ -130,6 +130,26 @@ TEST_CASE("node ranges beat prefixes, and unmatched nodes follow the node before
   CHECK(devices_of_nodes(plan, 6) == std::vector<std::string>{"cpu1", "cpu1", "cpu1", "cpu0", "cpu1", "cpu1"});
 }
 
+TEST_CASE("nodes that the exporter made of one stay together, by ranges and automatically") {
+  GraphFixture g;
+  ValueId x = g.input("x");
+  for (int i = 0; i < 8; ++i) x = g.node("aten::relu", {x});
+  g.output(x);
+  ProgramGraph program = g.program();
+  for (std::size_t i = 0; i < 8; ++i) program.nodes[i].name = "node" + std::to_string(i);
+  for (const std::size_t i : {3, 4, 5}) program.nodes[i].name = "a write and its copy";
+  Placement ranges = test::split_placement({{"cpu0", {""}}});
+  ranges.rules.push_back({"cpu1", {}, {{4, 7}}});
+  const Plan plan = must_plan(program, ranges, kTwo);
+  CHECK(devices_of_nodes(plan, 8) ==
+        std::vector<std::string>{"cpu0", "cpu0", "cpu0", "cpu0", "cpu0", "cpu0", "cpu1", "cpu1"});
+  Placement automatic;
+  automatic.automatic = true;
+  const auto devices = devices_of_nodes(must_plan(program, automatic, kTwo), 8);
+  CHECK(devices[3] == devices[5]);
+  CHECK(devices.front() != devices.back());
+}
+
 TEST_CASE("every fault of a placement is named at once") {
   const ProgramGraph program = test::chain_program(4);
   Placement placement = test::split_placement({{"cpu7", {"layer.0"}}, {"cpu1", {"laier.1"}}});

@@ -190,9 +190,21 @@ TEST_CASE("memory of the device that calls have used comes back") {
   CHECK(test_memory().arena->stats().in_use_bytes == before);
 }
 
+TEST_CASE("what a kernel frees serves its next allocation, whatever the sizes") {
+  const std::uint64_t before = test_memory().arena->stats().in_use_bytes;
+  const auto domain = make_process_domain(process_options({"many_temporaries", "scale"}));
+  // 100 times 48 MiB one after the other, and then 3 MiB ones behind 64 MiB of others: the arena has 1 GiB.
+  const at::Tensor x = at::ones({12 << 20});
+  CHECK(tensor_of(*domain, "many_temporaries", {x, std::int64_t{100}})[0].item<float>() == 101.0F);
+  for (int i = 0; i < 64; ++i) tensor_of(*domain, "scale", {at::ones({256 << 10}), 2.0});
+  const at::Tensor small = at::ones({768 << 10});
+  CHECK(tensor_of(*domain, "many_temporaries", {small, std::int64_t{500}})[0].item<float>() == 501.0F);
+  CHECK(test_memory().arena->stats().in_use_bytes <= before + x.nbytes() + small.nbytes() + (64u << 20));
+}
+
 TEST_CASE("a declared write becomes the argument's new value, and never reaches what the run was given") {
   TestDevice device(in_process({"add_to"}));
-  for (const std::int64_t size : {std::int64_t{4}, kLarge}) {
+  for (const std::int64_t size : {std::int64_t{0}, std::int64_t{4}, kLarge}) {
     FragmentMaker maker("add_to" + std::to_string(size));
     const ValueId total = maker.input();
     const ValueId added = maker.input();
@@ -427,6 +439,30 @@ TEST_CASE("kernels that do not need each other run in as many processes at once 
   const auto text = nlohmann::json::parse(device.runtime().describe());
   CHECK(text.at("python").at("ended") == 0);
   CHECK(text.at("python").at("children").size() == 2);
+}
+
+TEST_CASE("a call under way gets its memory while the device runs its own kernels") {
+  RuntimeOptions options = in_process({"scale", "same"});
+  options.python->processes->count = 2;
+  TestDevice device(std::move(options));
+  FragmentMaker maker("beside");
+  const ValueId input = maker.input();
+  const ValueId far = maker.node("standin::scale", {value(input), 2.0});
+  ValueId near = input;
+  for (int i = 0; i < 400; ++i) near = maker.node("aten::add.Tensor", {value(near), std::int64_t{1}});
+  const ValueId other = maker.node("standin::scale", {value(near), 3.0});
+  const ValueId third = maker.node("standin::scale", {value(input), 5.0});  // more of them than places
+  const ValueId sum = maker.node("aten::add.Tensor", {value(far), value(other)});
+  maker.output(maker.node("aten::add.Tensor", {value(sum), value(third)}));
+  const Fragment fragment = maker.build();
+  const at::Tensor x = at::full({kLarge}, 2.0);
+  for (int i = 0; i < 5; ++i) {
+    CHECK(identical(device.result(fragment, {x}), at::full({kLarge}, 4.0) + at::full({kLarge}, 1206.0) + x * 5));
+    if (i != 1) continue;
+    // One of the two is killed: the run makes do with the other until the new one is there.
+    const auto children = nlohmann::json::parse(device.runtime().describe()).at("python").at("children");
+    REQUIRE(::kill(children.at(0).at("pid").get<pid_t>(), SIGKILL) == 0);
+  }
 }
 
 TEST_CASE("a start that fails says what the child says, with its traceback") {
