@@ -49,8 +49,9 @@ def add_written(node: torch.fx.Node, resolve: Callable[[Any], Any], add: AddNode
         resolved = kwargs.pop("_all_bases")
         pairs = zip(resolved, bases, strict=True)
         laid_out = _read_by_strides(given, bases)
+        by_memory = {"memory_format": torch.contiguous_format}
         copies = [
-            copy(one, base, f"base{number}", **({"memory_format": torch.contiguous_format} if number in laid_out else {}))
+            copy(one, base, f"base{number}", **(by_memory if number in laid_out else {}))
             for number, (one, base) in enumerate(pairs)
         ]
         views = _Views(node, kwargs, copies, [base.meta["val"].dtype for base in bases], add)
@@ -68,7 +69,8 @@ def _read_by_strides(given: dict[str, Any], bases: list[Any]) -> set[int]:
     """Bases of views that say where elements lie in memory: that is known of contiguous ones only, and of those for
     any strides that arrive.
     """
-    numbers = {given[name.replace("_storage_offset", "_base_index")] for name in given if name.endswith("_storage_offset")}
+    views = [name.removesuffix("_storage_offset") for name in given if name.endswith("_storage_offset")]
+    numbers = {given[f"{view}_base_index"] for view in views}
     for number in numbers:
         fake = bases[number].meta["val"]
         if not fake.is_contiguous() or fake.storage_offset() != 0:
