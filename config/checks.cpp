@@ -139,8 +139,23 @@ class Checks {
     }
   }
 
-  /// Kernels without a device that runs them.
+  /// Kernels without a device that runs them, and what is said of processes that there are none of.
   void check_python_devices() {
+    const auto in_processes = [](const DeviceConfig& device) { return device.python == "process"; };
+    const bool any = std::any_of(read_.config.devices.begin(), read_.config.devices.end(), in_processes);
+    for (const char* key : {"count", "spare", "watchdog", "start_timeout", "memory_limit"}) {
+      const std::string path = std::string("python.") + key;
+      if (any || read_.config.devices.empty() || !read_.given.contains(path)) continue;
+      const Place place = place_of(path);
+      findings_.warning(ErrorCode::kConfigConflict, place.at, place.width,
+                        path + " has no effect: no device has python: process", "remove it, or set python: process at a device");
+    }
+    if (any && read_.config.python.kernels.empty()) {
+      const Place place = place_of("devices");
+      findings_.warning(ErrorCode::kConfigConflict, place.at, place.width,
+                        "a device has python: process, but python.kernels names no kernel",
+                        "name one, or remove it: the processes cost memory");
+    }
     const auto runs = [](const DeviceConfig& device) { return device.python != "none"; };
     if (read_.config.python.kernels.empty() || read_.config.devices.empty()) return;
     if (std::any_of(read_.config.devices.begin(), read_.config.devices.end(), runs)) return;

@@ -181,10 +181,11 @@ void add_python(std::vector<Field>& table) {
           "Folders in front of `sys.path`, where the kernels' modules are. Environment variables (`PYTHONPATH` and the "
           "like), the working directory and the user's own site-packages count for nothing."),
       "none")));
-  table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::count>(
-      ranged("python.count", FieldType::kInt, 1, 64,
-             "With `python: process`: processes of each device that serve calls. Python kernels that do not need each "
-             "other's results run in as many of them at once.")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::count>(ranged(
+      "python.count", FieldType::kInt, 1, 64,
+      "With `python: process`: processes of each device that serve calls. Python kernels of one call of a program "
+      "that do not need each other's results run in as many of them at once; calls of a device still follow one "
+      "another.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::spare>(
       ranged("python.spare", FieldType::kInt, 0, 16,
              "With `python: process`: further processes of each device that are warm and wait. When one that serves "
@@ -197,9 +198,11 @@ void add_python(std::vector<Field>& table) {
       ranged("python.start_timeout", FieldType::kDuration, 1'000, kDay,
              "With `python: process`: how long imports and warm-ups of a process may take.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::memory_limit>(with_default(
-      ranged("python.memory_limit", FieldType::kSize, 64 << 20, std::int64_t{1} << 50,
-             "With `python: process`: of a process's ordinary memory (not the tensors it shares with the device). One "
-             "that has more is ended, and its call fails."),
+      ranged(
+          "python.memory_limit", FieldType::kSize, 64 << 20, std::int64_t{1} << 50,
+          "With `python: process`: of a process's ordinary memory: Python's and numpy's own, tensors up to 32 KiB, and "
+          "arguments that a kernel keeps beyond its call. Larger tensors that a kernel makes count against the "
+          "device's `memory_limit`. A process that has more is ended, and its call fails."),
       "none")));
   table.push_back(bind<&Draft::kernel, &PythonKernelConfig::target>(
       with_default(base("python.kernels[].target", FieldType::kText,

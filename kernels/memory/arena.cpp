@@ -8,16 +8,14 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
-#include <map>
 #include <mutex>
 #include <tuple>
 #include <utility>
 
-#include "kernels/memory/extent_allocator.h"
 #include "kernels/memory/lease_table.h"
 #include "kernels/memory/memory_budget.h"
 #include "kernels/memory/pages.h"
-#include "kernels/memory/segment.h"
+#include "kernels/memory/segment_record.h"
 #include "messages/base/check.h"
 
 namespace callboard::kernels {
@@ -29,45 +27,12 @@ constexpr std::uint64_t kCreditStep = 64u << 20;
 // A small block may use a segment that was made for one large block only if nothing else is free: it would keep the
 // whole of it from being given back, or from serving the next large block.
 constexpr std::uint64_t kDedicatedShare = 8;
+// The owner's loop trims: a peak of gigabytes goes back over several calls, or the loop would miss its heartbeats.
+constexpr std::uint64_t kTrimMax = 512u << 20;
 // Of the helpers' zone: most devices have few of such blocks, and a memory_limit counts whole segments.
 constexpr std::uint64_t kHelperSegment = 16u << 20;
 
-struct Block {
-  std::uint64_t pages = 0;
-  std::uint32_t leases = 0;
-  bool allocated = true;  ///< false: deallocated, and leases are left
-};
-
-struct SegmentRecord {
-  SegmentRecord(SegmentId number, Segment mapped, bool own, Zone whose)
-      : id(number), memory(std::move(mapped)), dedicated(own), zone(whose), extents(memory.bytes() / page_bytes()) {}
-
-  bool holds(const std::byte* pointer) const {
-    return pointer >= memory.data() && pointer < memory.data() + memory.bytes();
-  }
-  std::uint64_t page_of(const std::byte* pointer) const {
-    return static_cast<std::uint64_t>(pointer - memory.data()) / page_bytes();
-  }
-  std::byte* at(std::uint64_t page) const { return memory.data() + page * page_bytes(); }
-
-  const SegmentId id;
-  Segment memory;
-  const bool dedicated;  ///< made for one block larger than an ordinary segment
-  const Zone zone;
-  ExtentAllocator extents;
-  std::map<std::uint64_t, Block> blocks;  ///< by first page
-};
-
-struct Taken {
-  SegmentRecord* segment = nullptr;  ///< stays: a segment with a block in it is not closed
-  ExtentAllocator::Grant grant;
-};
-
-std::uint64_t cold_bytes(const ExtentAllocator::Grant& grant) {
-  std::uint64_t pages = 0;
-  for (const Extent& part : grant.cold) pages += part.pages;
-  return pages * page_bytes();
-}
+using namespace arena_detail;
 
 /// Locks: `mutex_` guards all bookkeeping and is held for bookkeeping only. `growth_` lets one thread at a time make or
 /// close segments; it is held over system calls and the observer, is taken before `mutex_`, and neither deallocate()
@@ -100,6 +65,7 @@ class ArenaImpl final : public Arena {
     std::uint64_t spare_bytes = 0;     ///< warm free bytes to leave
     bool keep_one = false;             ///< leave one empty ordinary segment
     bool close_whatever_warm = false;  ///< close empty segments although fewer than spare_bytes stay warm
+    std::uint64_t bytes_max = std::numeric_limits<std::uint64_t>::max();  ///< about so many in this call
   };
 
   // with mutex_
@@ -394,12 +360,15 @@ std::vector<std::unique_ptr<SegmentRecord>> ArenaImpl::take_empty_locked(const F
   });
   if (freeing.keep_one && !empty.empty() && !empty.back()->dedicated) empty.pop_back();
   std::uint64_t warm = warm_bytes_locked();
+  std::uint64_t given_back = 0;
   std::vector<std::unique_ptr<SegmentRecord>> taken;
   for (const SegmentRecord* segment : empty) {
     const std::uint64_t loss = segment->extents.warm_pages() * page_bytes();
+    if (given_back >= freeing.bytes_max) break;
     const bool too_large_to_keep = segment->memory.bytes() > freeing.spare_bytes;
     if (!freeing.close_whatever_warm && !too_large_to_keep && loss > 0 && warm < loss + freeing.spare_bytes) continue;
     warm -= loss;
+    given_back += loss;
     reserved_ -= segment->memory.bytes();
     const auto place = std::find_if(segments_.begin(), segments_.end(),
                                     [segment](const auto& owned) { return owned.get() == segment; });
@@ -415,12 +384,18 @@ void ArenaImpl::give_back_growing(const Freeing& freeing) {
   {
     std::lock_guard lock(mutex_);
     closing = take_empty_locked(freeing);
+    std::uint64_t left = freeing.bytes_max;
+    for (const auto& segment : closing) {
+      left -= std::min(left, segment->extents.warm_pages() * page_bytes());
+    }
     std::uint64_t warm = warm_bytes_locked();
     for (const auto& segment : segments_) {
-      if (warm <= freeing.spare_bytes) break;
-      for (const Extent& part : segment->extents.take_warm((warm - freeing.spare_bytes) / page_bytes())) {
+      if (warm <= freeing.spare_bytes || left < page_bytes()) break;
+      const std::uint64_t bytes = std::min(left, warm - freeing.spare_bytes);
+      for (const Extent& part : segment->extents.take_warm(bytes / page_bytes())) {
         punching.emplace_back(segment.get(), part);
         warm -= part.pages * page_bytes();
+        left -= std::min(left, part.pages * page_bytes());
       }
       if (warm - freeing.spare_bytes < page_bytes()) break;
     }
@@ -445,7 +420,7 @@ void ArenaImpl::trim() {
   if (forked_.load(std::memory_order_relaxed)) return;
   std::unique_lock growth(growth_, std::try_to_lock);
   if (!growth) return;  // it is growing: nothing is idle
-  give_back_growing({.spare_bytes = options_.spare_bytes, .keep_one = true});
+  give_back_growing({.spare_bytes = options_.spare_bytes, .keep_one = true, .bytes_max = kTrimMax});
 }
 
 void ArenaImpl::trim_unused() {
@@ -458,7 +433,8 @@ void ArenaImpl::trim_unused() {
     wanted_again = recent_peak_ - std::min(recent_peak_, in_use_);
     recent_peak_ = in_use_;
   }
-  give_back_growing({.spare_bytes = std::max(options_.spare_bytes, wanted_again), .keep_one = true});
+  give_back_growing(
+      {.spare_bytes = std::max(options_.spare_bytes, wanted_again), .keep_one = true, .bytes_max = kTrimMax});
 }
 
 // -- leases

@@ -110,7 +110,7 @@ class Arena {
   /// Ends all leases of a holder whose process is gone; the number ended.
   virtual std::size_t holder_gone(const ActorId& holder) noexcept = 0;
 
-  /// Gives back what is free beyond `spare_bytes` now. Called by the owner's loop when idle.
+  /// Gives back what is free beyond `spare_bytes` now, about 512 MiB at a time. Called by the owner's loop when idle.
   virtual void trim() = 0;
   /// Of a busy owner, at intervals: gives back what was not in use at any moment since the last call, beyond
   /// `spare_bytes`. So a peak does not stay as long as there is work, and work that repeats finds its pages warm.

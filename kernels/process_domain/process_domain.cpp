@@ -32,7 +32,8 @@ namespace {
 constexpr std::chrono::milliseconds kLookForChild{20};   // of a call that waits for a child
 constexpr std::chrono::milliseconds kFirstBackoff{500};  // after a start that failed; doubled
 constexpr std::chrono::seconds kLastBackoff{30};
-constexpr int kTriesMax = 3;  // of a call whose child had ended before it
+constexpr int kFailuresMax = 4;  // in a row, before calls are refused at once
+constexpr int kTriesMax = 3;     // of a call whose child had ended before it
 
 /// What a child brings must be what the first one brought: loaded programs are bound to it.
 bool same_operators(const DomainReady& a, const DomainReady& b) {
@@ -113,6 +114,7 @@ class ProcessDomain final : public GilDomain {
   std::uint64_t calls_ended_ = 0;     // of those
   GilBoard counted_;                  // by those
   std::optional<Error> start_error_;  // of the last start, if it failed
+  int failures_ = 0;                  // starts in a row that failed
   Duration backoff_ = kFirstBackoff;
   TimePoint next_start_;
   bool ending_ = false;
@@ -260,12 +262,14 @@ void ProcessDomain::start_missing(std::unique_lock<std::mutex>& lock) {
     --starting_;
     if (child) {
       start_error_.reset();
+      failures_ = 0;
       backoff_ = kFirstBackoff;
       next_start_ = {};
       idle_.push_back(std::move(*child));
     } else {
       log::error("domain_not_started", child.error().to_string());
       start_error_ = std::move(child).error();
+      ++failures_;
       next_start_ = after(Clock::now(), backoff_);
       backoff_ = std::min<Duration>(backoff_ * 2, kLastBackoff);
     }
@@ -301,10 +305,11 @@ ProcessDomain::ChildPtr ProcessDomain::acquire(const StopSignal* stop) {
       return child;
     }
     if (ending_) give_up(Error(ErrorCode::kActorUnavailable, "the GIL domain is ending"));
-    if (start_error_ && starting_ == 0 && Clock::now() < next_start_) {
+    // One that fails once may have been killed like the one that it was to replace.
+    if (failures_ >= kFailuresMax && starting_ == 0 && Clock::now() < next_start_) {
       Error error(ErrorCode::kPythonFailed, "the GIL domain has no process, and a new one does not start",
                   "the device tries again by itself; its log says more");
-      error.causes.push_back(*start_error_);
+      if (start_error_) error.causes.push_back(*start_error_);
       give_up(std::move(error));
     }
     if (!std::exchange(asked, true)) wake();

@@ -324,6 +324,10 @@ python:
   CHECK(findings_of("devices: [{kind: cuda, python: process}]\n").find("is 'process', which is for kind cpu only") !=
         std::string::npos);
   CHECK(findings_of("devices: [{kind: cpu}]\npython: {count: 0}\n").find("python.count") != std::string::npos);
+  CHECK(findings_of("devices: [{kind: cpu}]\npython: {spare: 1}\n").find("python.spare has no effect") !=
+        std::string::npos);
+  CHECK(findings_of("devices: [{kind: cpu, python: process}]\n").find("python.kernels names no kernel") !=
+        std::string::npos);
 }
 
 TEST_CASE("Python kernels: what an entry cannot be") {
