@@ -34,12 +34,6 @@ constexpr std::uint64_t kCopyOnComputeMax = 256u << 10;
 
 using FragmentKey = std::pair<ContentHash, std::uint32_t>;
 
-/// What was computed with constants of files counts only if this succeeds afterwards. kFileChanged.
-Status check_files(const std::vector<std::shared_ptr<MappedFile>>& files) {
-  for (const auto& file : files) CALLBOARD_TRY(file->check());
-  return {};
-}
-
 class Runtime final : public DeviceRuntime {
  public:
   static Result<std::unique_ptr<DeviceRuntime>> create(RuntimeOptions options, Arena* arena, SegmentMap* segments,
@@ -208,8 +202,7 @@ class Runtime final : public DeviceRuntime {
 
   Status start_python(const PythonOptions& options);
 
-  // -- compute stream
-  // --------------------------------------------------------------------------------------------------
+  // -- compute stream -----------------------------------------------------------------------------------------------
   Result<std::unique_ptr<LoadedFragment>> prepare(const Fragment& fragment);
   Result<LoadedInfo> load_here(const std::shared_ptr<const Fragment>& fragment, FragmentSlot& slot);
   Status renew(FragmentSlot& slot);
@@ -231,11 +224,9 @@ class Runtime final : public DeviceRuntime {
   }
   Status export_outputs(PendingRun& run, StreamContext& stream);
   std::vector<KernelHook*> hooks_now(const ContentHash& program);
-  // -- communicate stream
-  // ----------------------------------------------------------------------------------------------
+  // -- communicate stream -------------------------------------------------------------------------------------------
   void export_here(const PendingPtr& pending);
-  // -- either
-  // ------------------------------------------------------------------------------------------------------------
+  // -- either -------------------------------------------------------------------------------------------------------
   void finish(const PendingPtr& pending, std::optional<Error> error);
   void release_leases(RunResult& result);
   void forget_control(RunId run, const std::shared_ptr<RunControl>& control);
@@ -289,8 +280,13 @@ Status Runtime::start_python(const PythonOptions& options) {
 }
 
 Result<std::unique_ptr<LoadedFragment>> Runtime::prepare(const Fragment& fragment) {
-  return load_fragment(fragment, *backend_, options_.memory_limit, constants_,
-                       exchange_ == nullptr ? nullptr : device_constants_.get(), python_.get());
+  auto* const lasting = exchange_ == nullptr ? nullptr : device_constants_.get();
+  const auto once = [&] {
+    return load_fragment(fragment, *backend_, options_.memory_limit, constants_, lasting, python_.get());
+  };
+  auto loaded = once();
+  if (loaded || loaded.error().code != ErrorCode::kOutOfMemory || !backend_->release_cached_memory()) return loaded;
+  return once();
 }
 
 Result<LoadedInfo> Runtime::load_here(const std::shared_ptr<const Fragment>& fragment, FragmentSlot& slot) {
@@ -298,6 +294,7 @@ Result<LoadedInfo> Runtime::load_here(const std::shared_ptr<const Fragment>& fra
   if (stopping_.load(std::memory_order_acquire)) {
     return fail(ErrorCode::kActorUnavailable, "the device was shut down before the fragment was loaded");
   }
+  if (!compute_->context().is_current()) compute_->context().enter();  // as in run_here()
   auto loaded = prepare(*fragment);
   if (loaded) {
     slot.fragment = std::move(*loaded);
@@ -327,6 +324,8 @@ void Runtime::run_here(const PendingPtr& pending) {
   running_.fetch_add(1, std::memory_order_relaxed);
   Result<Next> next = Next::kFinish;
   try {
+    // A kernel of an earlier run may have left another stream current; inputs are imported before the next kernel.
+    if (!compute_->context().is_current()) compute_->context().enter();
     next = run_fragment(pending);
   } catch (const std::exception& thrown) {  // what is no kernel's: the heap, between two kernels
     next = fail(ErrorCode::kInternal, std::string("the run could not be carried on: ") + thrown.what());

@@ -405,6 +405,7 @@ Result<std::unique_ptr<LoadedFragment>> load_fragment(const Fragment& fragment, 
   try {
     return Loader(fragment, backend, memory_limit, constants, on_device, python).load();
   } catch (const std::exception& thrown) {  // LibTorch's, from preparing an argument or a constant
+    if (Error error = error_of_exception(); error.code == ErrorCode::kOutOfMemory) return fail(std::move(error));
     return fail(ErrorCode::kBadGraph, "the fragment cannot be prepared: " + std::string(thrown.what()));
   }
 }

@@ -4,6 +4,7 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include "messages/base/check.h"
@@ -16,11 +17,10 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 
 CudaLending::CudaLending(c10::DeviceIndex device, std::shared_ptr<cuda::SlabPool> slabs)
     : device_(device), slabs_(std::move(slabs)) {
-  const c10::cuda::CUDAGuard guard(device);  // a pool is of the device that is current
   // Called under the allocator's lock, by which nothing may be thrown: no memory is said by nullptr. The allocator
   // takes that as cudaErrorMemoryAllocation (allocPrimitive in c10/cuda/CUDACachingAllocator.cpp), frees what it has
   // cached, asks once more and then throws by itself.
-  auto segments = torch::cuda::CUDAPluggableAllocator::createCustomAllocator(
+  segments_ = torch::cuda::CUDAPluggableAllocator::createCustomAllocator(
       [pool = slabs_](std::size_t bytes, int, cudaStream_t stream) -> void* {
         return pool->allocate(bytes, reinterpret_cast<cuda::Stream>(stream)).value_or(nullptr);
       },
@@ -28,8 +28,13 @@ CudaLending::CudaLending(c10::DeviceIndex device, std::shared_ptr<cuda::SlabPool
         // A segment may be cached for longer than its stream lives. Streams are waited for before they end.
         pool->deallocate(segment, reinterpret_cast<cuda::Stream>(is_alive(stream) ? stream : nullptr));
       });
-  pool_ = std::make_unique<at::cuda::MemPool>(std::move(segments), /*is_user_created=*/true, /*use_on_oom=*/false,
-                                              /*no_split=*/false);
+  pool_ = make_pool();
+}
+
+std::unique_ptr<at::cuda::MemPool> CudaLending::make_pool() const {
+  const c10::cuda::CUDAGuard guard(device_);  // a pool is of the device that is current
+  return std::make_unique<at::cuda::MemPool>(segments_, /*is_user_created=*/true, /*use_on_oom=*/false,
+                                             /*no_split=*/false);
 }
 
 void CudaLending::add_stream(cudaStream_t stream) {
@@ -82,8 +87,19 @@ bool CudaLending::release_cached() {
     return stats.reserved_bytes[static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE)].current;
   };
   const auto before = reserved();
-  allocator::emptyCache(pool_->id());
-  allocator::emptyCache();
+  try {
+    // The allocator frees what a pool has cached only when nobody uses the pool any more (free_blocks of
+    // graph_pools_freeable in c10/cuda/CUDACachingAllocator.cpp), and a MemPool is a use for as long as it lives. So
+    // another one takes its place. What is alive of the old one stays valid and goes with a later emptyCache(). Not by
+    // the move assignment that MemPool has by default: it would leave two with one number.
+    auto fresh = make_pool();
+    const c10::cuda::CUDAGuard guard(device_);
+    pool_.swap(fresh);
+    fresh.reset();
+    allocator::emptyCache();
+  } catch (const c10::Error&) {
+    // As below: a device that failed.
+  }
   // A device that failed is found by whoever asks for its health next.
   static_cast<void>(slabs_->release_cached());
   return reserved() < before;

@@ -10,6 +10,7 @@
 
 #include <ATen/cuda/MemPool.h>
 #include <c10/core/Device.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
 
 #include "kernels/cuda/slab_pool.h"
@@ -48,15 +49,17 @@ class CudaLending {
   };
 
  private:
+  std::unique_ptr<at::cuda::MemPool> make_pool() const;
   bool is_ours(cudaStream_t stream) const noexcept;
   bool is_alive(cudaStream_t stream) const noexcept;
 
   static constexpr std::size_t kStreamsMax = 16;
   const c10::DeviceIndex device_;
   const std::shared_ptr<cuda::SlabPool> slabs_;
-  std::unique_ptr<at::cuda::MemPool> pool_;
+  std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> segments_;  // from and to slabs_
   std::mutex mutex_;
-  std::size_t users_ = 0;  // guarded by mutex_
+  std::unique_ptr<at::cuda::MemPool> pool_;  // guarded by mutex_
+  std::size_t users_ = 0;                    // guarded by mutex_
   // Read under the allocator's lock, where no lock of ours may be taken.
   std::atomic<cudaStream_t> streams_[kStreamsMax] = {};
   std::atomic<cudaStream_t> paused_{nullptr};

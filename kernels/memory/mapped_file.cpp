@@ -93,4 +93,9 @@ Status MappedFile::check() {
   return {};
 }
 
+Status check_files(const std::vector<std::shared_ptr<MappedFile>>& files) {
+  for (const auto& file : files) CALLBOARD_TRY(file->check());
+  return {};
+}
+
 }  // namespace callboard::kernels

@@ -58,4 +58,7 @@ class MappedFile {
   std::vector<ConstantSpan> spans_;
 };
 
+/// check() of each. What was computed with their constants counts only if this succeeds afterwards.
+Status check_files(const std::vector<std::shared_ptr<MappedFile>>& files);
+
 }  // namespace callboard::kernels
