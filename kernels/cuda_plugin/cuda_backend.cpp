@@ -198,6 +198,7 @@ Result<std::unique_ptr<DeviceBackend>> make_cuda_backend(const BackendOptions& o
   if (done == cudaSuccess && cudaSetDeviceFlags(cudaDeviceScheduleBlockingSync) != cudaSuccess) cudaGetLastError();
   if (done == cudaSuccess) done = cudaFree(nullptr);  // makes the context: what is wrong with the device shows here
   if (done != cudaSuccess) {
+    forgotten(done);
     return fail(ErrorCode::kEnvironment, "GPU " + std::to_string(index) + " (" + facts.name + ") cannot be used: " +
                                              cudaGetErrorString(done) + " (" + cudaGetErrorName(done) + ")");
   }

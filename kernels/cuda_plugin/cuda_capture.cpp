@@ -44,7 +44,7 @@ class CudaCapturedWork final : public CapturedWork {
   Status replay() override { return note(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch"); }
 
  private:
-  Status note(cudaError_t code, std::string_view call) const { return shared_.health->note(code, call); }
+  Status note(cudaError_t code, std::string_view call) const { return shared_.health->note(forgotten(code), call); }
 
   const CudaShared shared_;
   const cudaStream_t stream_;
@@ -53,9 +53,8 @@ class CudaCapturedWork final : public CapturedWork {
 };
 
 Status refused(const CudaShared& shared, cudaError_t code, std::string_view call) {
-  const Status noted = shared.health->note(code, call);
+  const Status noted = shared.health->note(forgotten(code), call);
   if (noted || noted.error().code == ErrorCode::kDeviceFailed) return noted;
-  cudaGetLastError();  // else the next call would report it
   return fail(ErrorCode::kUnsupported, "the device refused the capture: " + noted.error().message);
 }
 
@@ -66,8 +65,8 @@ class Capture {
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
   ~Capture() {
-    if (open_) static_cast<void>(end());
-    if (graph_ != nullptr) cudaGraphDestroy(graph_);
+    if (open_) forgotten(end());
+    if (graph_ != nullptr) forgotten(cudaGraphDestroy(graph_));
   }
 
   cudaError_t begin(CaptureId& id) {

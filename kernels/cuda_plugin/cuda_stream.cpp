@@ -62,12 +62,12 @@ Result<std::unique_ptr<CudaStream>> CudaStream::create(StreamKind kind, std::sha
   CALLBOARD_TRY(guard.status());
   int lowest = 0;
   int highest = 0;
-  CALLBOARD_TRY(
-      shared.health->note(cudaDeviceGetStreamPriorityRange(&lowest, &highest), "cudaDeviceGetStreamPriorityRange"));
+  CALLBOARD_TRY(shared.health->note(forgotten(cudaDeviceGetStreamPriorityRange(&lowest, &highest)),
+                                    "cudaDeviceGetStreamPriorityRange"));
   cudaStream_t raw = nullptr;
   // Copies are short and somebody waits for each: they go before kernels where both are ready.
   const int priority = kind == StreamKind::kCommunicate ? highest : lowest;
-  CALLBOARD_TRY(shared.health->note(cudaStreamCreateWithPriority(&raw, cudaStreamNonBlocking, priority),
+  CALLBOARD_TRY(shared.health->note(forgotten(cudaStreamCreateWithPriority(&raw, cudaStreamNonBlocking, priority)),
                                     "cudaStreamCreateWithPriority"));
   return std::unique_ptr<CudaStream>(new CudaStream(raw, std::move(events)));
 }
@@ -146,7 +146,11 @@ Status CudaStream::read_back(void* to, const void* from, std::size_t bytes, Time
 
 /// Parked on an event of the host that the driver's own thread records: a wait inside the driver has no deadline.
 Status CudaStream::synchronize(TimePoint deadline) {
-  const auto state = [this] { return cudaStreamQuery(raw_); };
+  const auto state = [this] {
+    const cudaError_t found = cudaStreamQuery(raw_);
+    forgotten(found);
+    return found;
+  };
   const cudaError_t now = state();
   if (now != cudaErrorNotReady) return note(now, "cudaStreamQuery");
   using Shared = std::shared_ptr<HostEvent>;

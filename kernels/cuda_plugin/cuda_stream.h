@@ -31,6 +31,13 @@ struct CudaShared {
   c10::MempoolId_t graph_pool;
 };
 
+/// A code of a call that went around the table, which forgets such codes itself: what failed stays as the thread's last
+/// error, where LibTorch would take it for its own after the next kernel or allocation. Not ready counts as well.
+inline cuda::Code forgotten(cudaError_t code) {
+  if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return static_cast<cuda::Code>(code);
+}
+
 /// Events without timing, made once and used again. Any thread.
 class CudaEventPool {
  public:
@@ -92,7 +99,7 @@ class CudaStream final : public StreamContext {
  private:
   CudaStream(cudaStream_t raw, std::shared_ptr<CudaEventPool> events);
   Status note(cudaError_t code, std::string_view call, std::string_view about = {}) const {
-    return shared_.health->note(code, call, about);
+    return shared_.health->note(forgotten(code), call, about);
   }
 
   const std::shared_ptr<CudaEventPool> events_;
