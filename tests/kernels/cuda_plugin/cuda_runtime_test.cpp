@@ -158,16 +158,18 @@ TEST_CASE("a result keeps its values while others run, until its lease ends", "[
 TEST_CASE("a handle whose lease has ended is lost, not garbage", "[gpu]") {
   CALLBOARD_NEEDS_GPU();
   TestDevice device(on_gpu());
+  // A reader of its own: to a name that has gone nothing is lent any more, by this process's other runtimes either.
+  const ActorId reader{"cuda1", 2};
   PeerProcess peer(CALLBOARD_CUDA_PEER);
   REQUIRE(peer.read() == "ready");
-  REQUIRE(prove_transport(device.runtime(), peer).path == TransportPath::kIpc);
+  REQUIRE(prove_transport(device.runtime(), peer, reader).path == TransportPath::kIpc);
   const Fragment fragment = additions("stale", 1, kLarge, false, 1);
   REQUIRE(device.load(fragment));
   RunOrder order = TestDevice::order(fragment, {to_wire(at::ones({kLarge}))});
-  order.edge_holders = {kCudaPeer};
+  order.edge_holders = {reader};
   const RunResult result = device.run(std::move(order));
   REQUIRE_FALSE(result.error);
-  device.runtime().holder_gone(kCudaPeer);
+  device.runtime().holder_gone(reader);
   const RunResult read = device.run(additions("reads stale", 1, kLarge), {result.on_edges.at(0)});
   REQUIRE(read.error);
   CHECK(read.error->code == ErrorCode::kTensorLost);

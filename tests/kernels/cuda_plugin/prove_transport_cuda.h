@@ -16,14 +16,16 @@ namespace callboard::testing {
 /// Who cuda_peer is.
 inline const ActorId kCudaPeer{"cuda1", 1};
 
-/// From here on the runtime lends to the peer where this gives another path than kHostCopy.
-inline TransportChosen prove_transport(kernels::DeviceRuntime& runtime, PeerProcess& peer) {
+/// From here on the runtime lends to the peer where this gives another path than kHostCopy. `reader`: whom the runtime
+/// takes the peer for.
+inline TransportChosen prove_transport(kernels::DeviceRuntime& runtime, PeerProcess& peer,
+                                       const ActorId& reader = kCudaPeer) {
   struct Offered {
     Signal there;
     Result<CudaIpcBlock> block = fail(ErrorCode::kInternal, "not offered");
   };
   const auto offered = std::make_shared<Offered>();
-  const Status queued = runtime.offer_transport(kCudaPeer, 1, [offered](Result<CudaIpcBlock> block) {
+  const Status queued = runtime.offer_transport(reader, 1, [offered](Result<CudaIpcBlock> block) {
     offered->block = std::move(block);
     offered->there.set();
   });
@@ -45,7 +47,7 @@ inline TransportChosen prove_transport(kernels::DeviceRuntime& runtime, PeerProc
     answer.read = hex == "-" ? std::string() : from_hex(hex);
     std::getline(line >> std::ws, answer.problem);
   }
-  auto chosen = runtime.judge_transport(kCudaPeer, answer);
+  auto chosen = runtime.judge_transport(reader, answer);
   if (!chosen) throw std::runtime_error(chosen.error().to_string());
   return std::move(*chosen);
 }
