@@ -27,7 +27,8 @@ class TransportOfferImpl final : public TransportOffer {
  public:
   TransportOfferImpl(std::shared_ptr<SlabPool> pool, ActorId reader, Stream stream)
       : pool_(std::move(pool)), reader_(std::move(reader)), stream_(stream) {}
-  ~TransportOfferImpl() override { pool_->deallocate(memory_, stream_); }
+  /// The stream may be gone by then; but for a write() that failed half way, it is done with the memory.
+  ~TransportOfferImpl() override { pool_->deallocate(memory_, written_ ? nullptr : stream_); }
 
   Status write(RuntimeTable& runtime, DeviceHealth& health) {
     CALLBOARD_ASSIGN(nonce_, make_nonce());
@@ -38,6 +39,7 @@ class TransportOfferImpl final : public TransportOffer {
                               "the nonce of a transport test"));
     // Only then it is certain that the nonce has been read, which may go with this object (CudaStream::copy says why).
     CALLBOARD_TRY(health.note(runtime.stream_synchronize(stream_), "cudaStreamSynchronize"));
+    written_ = true;
     CALLBOARD_ASSIGN(block_, pool_->lease(memory_, nonce_.size(), reader_, stream_, nullptr));
     return {};
   }
@@ -62,6 +64,7 @@ class TransportOfferImpl final : public TransportOffer {
   const std::shared_ptr<SlabPool> pool_;
   const ActorId reader_;
   const Stream stream_;
+  bool written_ = false;
   Nonce nonce_{};
   void* memory_ = nullptr;
   CudaIpcBlock block_;

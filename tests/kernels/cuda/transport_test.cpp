@@ -61,6 +61,16 @@ TEST_CASE("a reader that wrongly takes itself for the exporter gets host copies"
   CHECK(verdict.reason.find("cuda1#1") != std::string::npos);
 }
 
+TEST_CASE("an offer may outlive the stream that it was written on") {
+  Exporter exporter(FakeMachine::create(1, 32 * kMiB));
+  auto offer = offer_to(exporter);
+  CHECK(exporter.pool->release(offer->block().lease));
+  REQUIRE(exporter.runtime->stream_destroy(exporter.stream) == kSuccess);
+  offer.reset();
+  REQUIRE(exporter.pool->trim());
+  CHECK(exporter.pool->stats().in_use_bytes == 0);
+}
+
 TEST_CASE("what does not work ends as host copies with the reason, whichever call refuses") {
   const auto machine = FakeMachine::create(2, 32 * kMiB);
   Exporter exporter(machine);
