@@ -265,7 +265,19 @@ CurrentDeviceGuard::CurrentDeviceGuard(RuntimeTable& runtime, DeviceHealth& heal
 }
 
 CurrentDeviceGuard::~CurrentDeviceGuard() {
-  if (before_ >= 0) runtime_.set_device(before_);
+  if (before_ < 0) return;
+  bool used = true;
+  runtime_.has_context(before_, &used);  // where it cannot tell, as it should be
+  if (used) runtime_.set_device(before_);
+}
+
+UnwatchedCalls::UnwatchedCalls(RuntimeTable& runtime, DeviceHealth& health) : runtime_(runtime) {
+  // Where it is refused, the calls are made all the same: they matter more than somebody's capture.
+  static_cast<void>(health.note(runtime_.thread_exchange_capture_mode(&mode_), "cuThreadExchangeStreamCaptureMode"));
+}
+
+UnwatchedCalls::~UnwatchedCalls() {
+  if (mode_ != CaptureMode::kRelaxed) runtime_.thread_exchange_capture_mode(&mode_);
 }
 
 }  // namespace callboard::kernels::cuda

@@ -64,8 +64,9 @@ class DeviceHealth {
   Error first_;  // guarded by mutex_, constant once failed_
 };
 
-/// Makes `device` the calling thread's current one for a scope; failed() tells whether that worked. Puts back what was
-/// current before; never throws.
+/// Makes `device` the calling thread's current one for a scope; status() tells whether that worked. Puts back what was
+/// current before, unless this process does not use that device: a thread's first one is 0, whoever owns that, and to
+/// set it would make a context there, of some 500 MB. Never throws.
 class CurrentDeviceGuard {
  public:
   CurrentDeviceGuard(RuntimeTable& runtime, DeviceHealth& health, int device);
@@ -78,6 +79,20 @@ class CurrentDeviceGuard {
   RuntimeTable& runtime_;
   int before_ = -1;
   Status status_;
+};
+
+/// For a scope, no capture (of a CUDA graph) forbids the calling thread any calls, nor is broken by them. For calls that
+/// no captured stream or event takes part in.
+class UnwatchedCalls {
+ public:
+  UnwatchedCalls(RuntimeTable& runtime, DeviceHealth& health);
+  ~UnwatchedCalls();
+  UnwatchedCalls(const UnwatchedCalls&) = delete;
+  UnwatchedCalls& operator=(const UnwatchedCalls&) = delete;
+
+ private:
+  RuntimeTable& runtime_;
+  CaptureMode mode_ = CaptureMode::kRelaxed;
 };
 
 }  // namespace callboard::kernels::cuda

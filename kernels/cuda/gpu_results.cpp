@@ -32,11 +32,18 @@ class LentResult final : public DeviceMemory {
 
 class GpuResultsImpl final : public GpuResults {
  public:
-  GpuResultsImpl(std::shared_ptr<DeviceHealth> health, std::unique_ptr<SlabReader> reader)
-      : health_(std::move(health)), reader_(std::move(reader)), leases_(std::make_unique<ReaderThread>(*reader_)) {}
+  GpuResultsImpl(RuntimeTable& runtime, std::shared_ptr<DeviceHealth> health, std::unique_ptr<SlabReader> reader)
+      : health_(std::move(health)),
+        reader_(std::move(reader)),
+        leases_(std::make_unique<ReaderThread>(runtime, *reader_)) {}
 
   Result<Opened> open(const CudaIpcBlock& block) override {
-    CALLBOARD_ASSIGN(std::shared_ptr<ReadableBlock> opened, reader_->open(block));
+    auto found = reader_->open(block);
+    if (!found) {
+      leases_->wake()();  // the slab may be open all the same, with nobody to use it
+      return fail(std::move(found).error());
+    }
+    std::shared_ptr<ReadableBlock> opened = std::move(*found);
     // Nobody may write to it; DeviceMemory says so.
     auto* data = static_cast<std::byte*>(const_cast<void*>(opened->data()));
     return Opened{data, std::make_shared<LentResult>(std::move(opened), leases_->wake())};
@@ -77,7 +84,7 @@ Result<std::unique_ptr<GpuResults>> GpuResults::create(RuntimeTable& runtime, co
   SlabReaderOptions options;
   options.self = self;
   CALLBOARD_ASSIGN(auto reader, SlabReader::create(runtime, health, std::move(options), std::move(release)));
-  return std::make_unique<GpuResultsImpl>(std::move(health), std::move(reader));
+  return std::make_unique<GpuResultsImpl>(runtime, std::move(health), std::move(reader));
 }
 
 }  // namespace callboard::kernels::cuda

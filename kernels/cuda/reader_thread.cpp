@@ -45,18 +45,22 @@ class ReaderThread::Waker {
   bool stopping_ = false;  // guarded by mutex_
 };
 
-ReaderThread::ReaderThread(SlabReader& reader)
+ReaderThread::ReaderThread(RuntimeTable& runtime, SlabReader& reader)
     : waker_(std::make_shared<Waker>()),
       wake_([waker = waker_] { waker->wake(false); }),
-      thread_([&reader, waker = waker_] { run(reader, *waker); }) {}
+      thread_([&runtime, &reader, waker = waker_] { run(runtime, reader, *waker); }) {}
 
 ReaderThread::~ReaderThread() {
   waker_->wake(true);
   thread_.join();
 }
 
-void ReaderThread::run(SlabReader& reader, Waker& waker) {
+void ReaderThread::run(RuntimeTable& runtime, SlabReader& reader, Waker& waker) {
   ::pthread_setname_np(::pthread_self(), "cuda/leases");
+  // Somebody in this process may capture a graph in the global mode (torch.cuda.graph does), which a query by another
+  // thread would break. None of ours belongs to a capture. A driver that refuses is too old for global captures.
+  CaptureMode mode = CaptureMode::kRelaxed;
+  runtime.thread_exchange_capture_mode(&mode);
   std::optional<Duration> next;
   while (waker.wait(next)) {
     // A device that failed is told to whoever uses it next.

@@ -12,8 +12,8 @@ namespace callboard::kernels::cuda {
 /// A thread of its own (cuda/leases), which parks while there is nothing of that. Ends before the reader.
 class ReaderThread {
  public:
-  explicit ReaderThread(SlabReader& reader);
-  ~ReaderThread();  ///< joins
+  ReaderThread(RuntimeTable& runtime, SlabReader& reader);  ///< both outlive it
+  ~ReaderThread();                                          ///< joins
   ReaderThread(const ReaderThread&) = delete;
   ReaderThread& operator=(const ReaderThread&) = delete;
 
@@ -22,7 +22,7 @@ class ReaderThread {
 
  private:
   class Waker;
-  static void run(SlabReader& reader, Waker& waker);
+  static void run(RuntimeTable& runtime, SlabReader& reader, Waker& waker);
 
   const std::shared_ptr<Waker> waker_;
   const std::function<void()> wake_;

@@ -57,6 +57,10 @@ struct AddressRange {
 
 enum class EventKind : std::uint8_t { kLocal, kInterprocess };  ///< neither takes times
 
+/// Which captures forbid a thread the calls that CUDA calls unsafe while one is under way: all of the process's threads
+/// that are global themselves, its own, none.
+enum class CaptureMode : std::uint8_t { kGlobal, kThreadLocal, kRelaxed };
+
 /// Each method is one call of the runtime with that name and gives its code. Outputs are written only on kSuccess.
 /// Thread-safe as the runtime is; device, stream and event arguments follow its rules: a stream or event is made for
 /// the calling thread's current device, and an event may be waited for on any device.
@@ -68,6 +72,8 @@ class RuntimeTable {
   virtual Code device_properties(int device, DeviceProperties* properties) = 0;
   virtual Code get_device(int* device) = 0;
   virtual Code set_device(int device) = 0;
+  /// Whether this process uses the device already: set_device() would begin to (cuDevicePrimaryCtxGetState).
+  virtual Code has_context(int device, bool* has) = 0;
   virtual Code can_access_peer(int device, int peer, bool* can) = 0;
 
   virtual Code malloc(void** pointer, std::size_t bytes) = 0;  // cudaMalloc on the current device
@@ -85,6 +91,9 @@ class RuntimeTable {
   virtual Code stream_destroy(Stream stream) = 0;
   virtual Code stream_synchronize(Stream stream) = 0;
   virtual Code stream_wait_event(Stream stream, Event event) = 0;
+  virtual Code stream_is_capturing(Stream stream, bool* capturing) = 0;
+  /// Of the calling thread; `mode` becomes what it was before. Makes no context.
+  virtual Code thread_exchange_capture_mode(CaptureMode* mode) = 0;
 
   virtual Code event_create(Event* event, EventKind kind) = 0;
   virtual Code event_destroy(Event event) = 0;

@@ -27,25 +27,31 @@ Code done(cudaError_t code) {
 }
 
 using AddressRangeFn = CUresult (*)(CUdeviceptr*, std::size_t*, CUdeviceptr);
+using ContextStateFn = CUresult (*)(CUdevice, unsigned int*, int*);
+using CaptureModeFn = CUresult (*)(CUstreamCaptureMode*);
 
-/// Through the runtime, so that nothing links libcuda, which is absent where there is no driver.
-Code address_range_function(AddressRangeFn* function) {
+/// Of the driver, through the runtime, so that nothing links libcuda, which is absent where there is no driver.
+/// `version`: of CUDA, from which on it has the signature that is meant.
+template <class Function>
+Code driver_function(const char* name, unsigned int version, Function* function) {
   static std::mutex mutex;
-  static AddressRangeFn known = nullptr;
+  static Function known = nullptr;  // there is one of each type
   std::lock_guard lock(mutex);
   if (known == nullptr) {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult outcome = cudaDriverEntryPointSymbolNotFound;
-    constexpr unsigned int kFirstVersion = 3020;  // of cuMemGetAddressRange_v2, whose signature this is
-    const cudaError_t code =
-        cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &found, kFirstVersion, cudaEnableDefault, &outcome);
+    const cudaError_t code = cudaGetDriverEntryPointByVersion(name, &found, version, cudaEnableDefault, &outcome);
     if (code != cudaSuccess) return done(code);
     if (outcome != cudaDriverEntryPointSuccess || found == nullptr) return cudaErrorCallRequiresNewerDriver;
-    known = reinterpret_cast<AddressRangeFn>(found);
+    known = reinterpret_cast<Function>(found);
   }
   *function = known;
   return kSuccess;
 }
+
+static_assert(static_cast<int>(CaptureMode::kGlobal) == CU_STREAM_CAPTURE_MODE_GLOBAL);
+static_assert(static_cast<int>(CaptureMode::kThreadLocal) == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+static_assert(static_cast<int>(CaptureMode::kRelaxed) == CU_STREAM_CAPTURE_MODE_RELAXED);
 
 class CudaRuntime final : public RuntimeTable {
  public:
@@ -68,6 +74,17 @@ class CudaRuntime final : public RuntimeTable {
   }
   Code get_device(int* device) override { return done(cudaGetDevice(device)); }
   Code set_device(int device) override { return done(cudaSetDevice(device)); }
+  Code has_context(int device, bool* has) override {
+    ContextStateFn function = nullptr;
+    if (const Code code = driver_function("cuDevicePrimaryCtxGetState", 7000, &function); code != kSuccess) return code;
+    unsigned int flags = 0;
+    int active = 0;
+    const CUresult outcome = function(device, &flags, &active);  // a CUdevice is the device's ordinal
+    // The same numbers as the runtime's for what this call can give: see address_range().
+    if (outcome != CUDA_SUCCESS) return static_cast<Code>(outcome);
+    *has = active != 0;
+    return kSuccess;
+  }
   Code can_access_peer(int device, int peer, bool* can) override {
     int answer = 0;
     const Code code = done(cudaDeviceCanAccessPeer(&answer, device, peer));
@@ -90,7 +107,7 @@ class CudaRuntime final : public RuntimeTable {
   }
   Code address_range(const void* pointer, AddressRange* range) override {
     AddressRangeFn function = nullptr;
-    if (const Code code = address_range_function(&function); code != kSuccess) return code;
+    if (const Code code = driver_function("cuMemGetAddressRange", 3020, &function); code != kSuccess) return code;
     CUdeviceptr base = 0;
     std::size_t bytes = 0;
     const CUresult outcome = function(&base, &bytes, reinterpret_cast<CUdeviceptr>(pointer));
@@ -114,6 +131,23 @@ class CudaRuntime final : public RuntimeTable {
   Code stream_synchronize(Stream stream) override { return done(cudaStreamSynchronize(native(stream))); }
   Code stream_wait_event(Stream stream, Event event) override {
     return done(cudaStreamWaitEvent(native(stream), native(event), cudaEventWaitDefault));
+  }
+  Code stream_is_capturing(Stream stream, bool* capturing) override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const Code code = done(cudaStreamIsCapturing(native(stream), &status));
+    if (code == kSuccess) *capturing = status != cudaStreamCaptureStatusNone;
+    return code;
+  }
+  Code thread_exchange_capture_mode(CaptureMode* mode) override {
+    // The driver's: the runtime's might make a context on device 0 for a thread that uses none yet.
+    CaptureModeFn function = nullptr;
+    const Code code = driver_function("cuThreadExchangeStreamCaptureMode", 10010, &function);
+    if (code != kSuccess) return code;
+    auto exchanged = static_cast<CUstreamCaptureMode>(*mode);
+    const CUresult outcome = function(&exchanged);
+    if (outcome != CUDA_SUCCESS) return static_cast<Code>(outcome);
+    *mode = static_cast<CaptureMode>(exchanged);
+    return kSuccess;
   }
 
   Code event_create(Event* event, EventKind kind) override {

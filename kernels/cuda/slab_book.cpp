@@ -80,7 +80,7 @@ void* SlabBook::take_free(std::uint64_t units) {
   return nullptr;
 }
 
-void* SlabBook::take_retired(std::uint64_t units, Stream stream, std::vector<Event>& events) {
+void* SlabBook::take_retired(std::uint64_t units, Stream stream, std::vector<StreamMark>& unused) {
   Retired* best = nullptr;
   for (Retired& block : retired) {
     if (block.stream != stream || block.extent.pages < units) continue;
@@ -90,7 +90,7 @@ void* SlabBook::take_retired(std::uint64_t units, Stream stream, std::vector<Eve
   Slab& slab = *best->slab;
   const Extent taken{best->extent.first, units};
   if (best->extent.pages == units) {
-    events.push_back(best->done);
+    unused.push_back(best->done);
     *best = retired.back();
     retired.pop_back();
   } else {
@@ -104,7 +104,7 @@ std::optional<Retired> SlabBook::end_block(const Found& found, Stream stream) {
   block.allocated = false;
   block.stream = stream;
   if (block.leases > 0) return std::nullopt;
-  const Retired retiring{found.slab, {found.block->first, block.units}, stream, nullptr};
+  const Retired retiring{found.slab, {found.block->first, block.units}, stream, {}};
   found.slab->blocks.erase(found.block);
   return retiring;
 }
@@ -126,7 +126,7 @@ void SlabBook::end_lease(Slab& slab, std::uint64_t block, Loose& loose) {
   CALLBOARD_CHECK(found != slab.blocks.end() && found->second.leases > 0, "a leased block is not given back");
   --stats.leases;
   if (--found->second.leases > 0 || found->second.allocated) return;
-  loose.retiring.push_back({&slab, {block, found->second.units}, found->second.stream, nullptr});
+  loose.retiring.push_back({&slab, {block, found->second.units}, found->second.stream, {}});
   slab.blocks.erase(found);
 }
 

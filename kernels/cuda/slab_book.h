@@ -11,6 +11,7 @@
 
 #include "kernels/cuda/runtime_table.h"
 #include "kernels/cuda/slab_pool.h"
+#include "kernels/cuda/stream_marks.h"
 #include "kernels/memory/extent_allocator.h"
 #include "kernels/memory/lease_table.h"
 
@@ -60,7 +61,7 @@ struct Retired {
   Slab* slab = nullptr;  ///< stays: its units are not free
   Extent extent;
   Stream stream = nullptr;
-  Event done = nullptr;  ///< local; null while it has none
+  StreamMark done = {};  ///< behind that work
 };
 
 struct LeaseRecord {
@@ -76,7 +77,7 @@ struct LeaseRecord {
 /// What the end of leases leaves to do without the lock.
 struct Loose {
   std::vector<std::shared_ptr<void>> keeps;
-  std::vector<Retired> retiring;  ///< without events yet
+  std::vector<Retired> retiring;  ///< without marks yet
 };
 
 /// Not thread-safe.
@@ -98,9 +99,9 @@ class SlabBook {
   std::optional<Found> find(const void* pointer) const;
   /// A block from what is free, best fit; nullptr if nothing is long enough.
   void* take_free(std::uint64_t units);
-  /// A block from what `stream` itself let go: its order protects it. Events that are not needed any more go to
-  /// `events`.
-  void* take_retired(std::uint64_t units, Stream stream, std::vector<Event>& events);
+  /// A block from what `stream` itself let go: its order protects it. Marks that are not needed any more go to
+  /// `unused`.
+  void* take_retired(std::uint64_t units, Stream stream, std::vector<StreamMark>& unused);
   /// The owner lets the block go; what must be retired, unless leases are left.
   std::optional<Retired> end_block(const Found& found, Stream stream);
   void free(const Retired& block);

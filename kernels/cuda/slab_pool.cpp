@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kernels/cuda/slab_book.h"
+#include "kernels/cuda/stream_marks.h"
 #include "kernels/memory/memory_budget.h"
 #include "messages/base/check.h"
 
@@ -25,7 +26,8 @@ class SlabPoolImpl final : public SlabPool {
       : runtime_(runtime),
         health_(std::move(health)),
         options_(std::move(options)),
-        properties_(std::move(properties)) {}
+        properties_(std::move(properties)),
+        marks_(runtime_, health_) {}
   ~SlabPoolImpl() override;
 
   Result<void*> allocate(std::size_t bytes, Stream stream) override;
@@ -47,7 +49,6 @@ class SlabPoolImpl final : public SlabPool {
   void* take(std::uint64_t units, Stream stream);
   void settle(Loose loose) noexcept;
   void retire(Retired block) noexcept;
-  Result<Event> local_event();
   Status reclaim(bool wait);
   Status give_back(std::uint64_t spare_bytes);
   Error refusal(std::uint64_t bytes, const std::string& limit) const;
@@ -67,6 +68,7 @@ class SlabPoolImpl final : public SlabPool {
   const std::shared_ptr<DeviceHealth> health_;
   const SlabPoolOptions options_;
   const DeviceProperties properties_;
+  StreamMarks marks_;
 
   std::mutex growth_;
   SegmentId last_slab_ = 0;  // guarded by growth_
@@ -75,7 +77,6 @@ class SlabPoolImpl final : public SlabPool {
 
   mutable std::mutex mutex_;
   SlabBook book_;
-  std::vector<Event> local_events_;         // unused ones; as many as blocks were retired at once
   std::vector<ExportEvent> export_events_;  // unused ones; as many as there were leases at once. Never destroyed before
                                             // the pool: a reader keeps what it opened, and numbers could come again
   std::uint64_t events_made_ = 0;
@@ -88,32 +89,14 @@ void SlabPoolImpl::settle(Loose loose) noexcept {
   loose.keeps.clear();  // their destructors come back here through deallocate()
 }
 
-Result<Event> SlabPoolImpl::local_event() {
-  {
-    std::lock_guard lock(mutex_);
-    if (!local_events_.empty()) {
-      const Event event = local_events_.back();
-      local_events_.pop_back();
-      return event;
-    }
-  }
-  Event event = nullptr;
-  CALLBOARD_TRY(health_->note(runtime_.event_create(&event, EventKind::kLocal), "cudaEventCreateWithFlags"));
-  return event;
-}
-
 void SlabPoolImpl::retire(Retired block) noexcept {
   const CurrentDeviceGuard device(runtime_, *health_, options_.device);
   if (!device.status()) return;  // SP-6: the units stay taken
-  if (Result<Event> event = local_event()) {
-    block.done = *event;
-    if (health_->note(runtime_.event_record(block.done, block.stream), "cudaEventRecord")) {
-      std::lock_guard lock(mutex_);
-      book_.retired.push_back(block);
-      return;
-    }
+  if (Result<StreamMark> done = marks_.set(options_.device, block.stream)) {
+    block.done = *done;
     std::lock_guard lock(mutex_);
-    local_events_.push_back(block.done);
+    book_.retired.push_back(block);
+    return;
   }
   if (health_->failed()) return;
   // No event to be had: wait here instead. If that cannot be done either, the units stay taken.
@@ -122,7 +105,8 @@ void SlabPoolImpl::retire(Retired block) noexcept {
   book_.free(block);
 }
 
-/// Gives back the retired blocks whose streams are done; `wait`: after waiting for all of them.
+/// Gives back the retired blocks whose streams are done; `wait`: after waiting for all of them. The first error: what
+/// it says of one block keeps no other one, unless the device has failed.
 Status SlabPoolImpl::reclaim(bool wait) {
   std::lock_guard reclaiming(reclaiming_);
   std::vector<Retired> asked;
@@ -130,33 +114,21 @@ Status SlabPoolImpl::reclaim(bool wait) {
     std::lock_guard lock(mutex_);
     asked.swap(book_.retired);
   }
-  if (asked.empty()) return health_->status();
-  Status status;
-  {
-    const CurrentDeviceGuard device(runtime_, *health_, options_.device);
-    status = device.status();
-  }
+  Status status = health_->status();
   std::vector<Retired> waiting;
   std::vector<Retired> done;
-  for (const Retired& block : asked) {
-    if (!status) {
+  for (Retired& block : asked) {
+    if (health_->failed()) {
       waiting.push_back(block);
       continue;
     }
-    const Code code = wait ? runtime_.event_synchronize(block.done) : runtime_.event_query(block.done);
-    if (!wait && code_info(code).failure == Failure::kNotReady) {
-      waiting.push_back(block);
-      continue;
-    }
-    status = health_->note(code, wait ? "cudaEventSynchronize" : "cudaEventQuery");
-    (status ? done : waiting).push_back(block);
+    const Result<bool> passed = marks_.passed(block.done, wait);
+    if (!passed && status) status = fail(passed.error());
+    (passed && *passed ? done : waiting).push_back(block);
   }
   std::lock_guard lock(mutex_);
   book_.retired.insert(book_.retired.end(), waiting.begin(), waiting.end());
-  for (const Retired& block : done) {
-    book_.free(block);
-    local_events_.push_back(block.done);
-  }
+  for (const Retired& block : done) book_.free(block);
   return status;
 }
 
@@ -178,7 +150,10 @@ Error SlabPoolImpl::refusal(std::uint64_t bytes, const std::string& limit) const
 void* SlabPoolImpl::take(std::uint64_t units, Stream stream) {
   std::lock_guard lock(mutex_);
   if (void* taken = book_.take_free(units)) return taken;
-  return book_.take_retired(units, stream, local_events_);
+  std::vector<StreamMark> unused;
+  void* const taken = book_.take_retired(units, stream, unused);
+  for (const StreamMark& mark : unused) marks_.give_back(mark);
+  return taken;
 }
 
 Result<void*> SlabPoolImpl::allocate(std::size_t bytes, Stream stream) {
@@ -187,7 +162,8 @@ Result<void*> SlabPoolImpl::allocate(std::size_t bytes, Stream stream) {
   const std::uint64_t units = bytes / kSlabUnit + (bytes % kSlabUnit != 0);
   if (units > kUnitsMax) return fail(refusal(bytes, "the address space"));
   if (void* taken = take(units, stream)) return taken;
-  CALLBOARD_TRY(reclaim(false));
+  static_cast<void>(reclaim(false));  // a block that cannot be asked for is told by trim(), and refuses no request
+  CALLBOARD_TRY(health_->status());
   if (void* taken = take(units, stream)) return taken;
   std::lock_guard growth(growth_);
   return grow_growing(units, stream);
@@ -203,7 +179,8 @@ Result<void*> SlabPoolImpl::grow_growing(std::uint64_t units, Stream stream) {
       limit = "other threads took what was made";
     }
     if (cleared) break;
-    CALLBOARD_TRY(reclaim(true));
+    static_cast<void>(reclaim(true));
+    CALLBOARD_TRY(health_->status());
     if (void* taken = take(units, stream)) return taken;
     CALLBOARD_TRY(free_empty_growing(0));
   }
@@ -440,9 +417,11 @@ Status SlabPoolImpl::free_empty_growing(std::uint64_t spare_bytes) {
 }
 
 Status SlabPoolImpl::give_back(std::uint64_t spare_bytes) {
-  CALLBOARD_TRY(reclaim(false));
+  const Status reclaimed = reclaim(false);
+  CALLBOARD_TRY(health_->status());
   std::lock_guard growth(growth_);
-  return free_empty_growing(spare_bytes);
+  CALLBOARD_TRY(free_empty_growing(spare_bytes));
+  return reclaimed;
 }
 
 SlabPoolStats SlabPoolImpl::stats() const {
@@ -467,11 +446,10 @@ SlabPoolImpl::~SlabPoolImpl() {
   if (!device.status()) return;
   // cudaFree waits for the device's work on the memory.
   for (const auto& slab : book_.slabs) (void)health_->note(runtime_.free(slab->base), "cudaFree");
-  for (const Retired& block : book_.retired) local_events_.push_back(block.done);
+  for (const Retired& block : book_.retired) marks_.give_back(block.done);
   for (const auto& [lease, record] : book_.records) {
     if (record->block) export_events_.push_back(record->event);
   }
-  for (const Event event : local_events_) (void)health_->note(runtime_.event_destroy(event), "cudaEventDestroy");
   for (const ExportEvent& event : export_events_) {
     (void)health_->note(runtime_.event_destroy(event.event), "cudaEventDestroy");
   }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "kernels/cuda/opened_events.h"
+#include "kernels/cuda/stream_marks.h"
 
 namespace callboard::kernels::cuda {
 
@@ -29,6 +30,7 @@ struct OpenSlab {
   Phase phase = Phase::kOpening;
   Error error;
   SlabKey key;
+  int device = 0;  ///< that it is opened for; constant
   std::byte* base = nullptr;
   std::uint64_t bytes = 0;
   std::size_t blocks = 0;  ///< held, or let go with reads under way
@@ -42,7 +44,7 @@ struct Releasing {
   std::shared_ptr<OpenSlab> slab;  ///< none: our own memory
   ActorId owner;
   LeaseId lease = 0;
-  std::vector<Event> reads;  ///< local events behind the last read of each stream
+  std::vector<StreamMark> reads;  ///< behind the last read of each stream
 };
 
 /// What must be done without the lock, in this order.
@@ -64,15 +66,15 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
         health(std::move(of_device)),
         options(std::move(with)),
         release(std::move(on_release)),
-        events(table, *health, options.events_max) {}
+        events(table, *health, options.events_max),
+        marks(table, health) {}
   ~ReaderState();
 
   Result<std::shared_ptr<ReadableBlock>> open(const CudaIpcBlock& block);
   Result<std::shared_ptr<ReadableBlock>> own_block(const CudaIpcBlock& block);
   Result<std::shared_ptr<ReadableBlock>> others_block(const CudaIpcBlock& block);
-  Result<std::shared_ptr<OpenSlab>> take_slab(const CudaIpcBlock& block);
+  Result<std::shared_ptr<OpenSlab>> take_slab(const CudaIpcBlock& block, int device);
   Result<AddressRange> open_slab(const CudaIpcBlock& block);
-  Result<Event> local_event();
   void let_go(Releasing block, const std::vector<Stream>& streams, int device, const OpenedEvents::Key* event) noexcept;
   Status finish(Ending ending);
   Status poll(TimePoint now, bool wait);
@@ -95,11 +97,11 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
   const SlabReader::ReleaseFn release;
   std::map<DeviceUuid, int> devices;  // constant once created
   OpenedEvents events;
+  StreamMarks marks;
 
   mutable std::mutex mutex;
   std::condition_variable opened;
   std::map<SlabKey, std::shared_ptr<OpenSlab>> slabs;
-  std::vector<Event> local_events;  // unused ones; as many as reads were under way at once
   std::vector<Releasing> releasing;
   std::map<ActorId, LeaseId> released_through;  // highest lease on a mapping that was released, by live owner
   std::set<ActorId> gone;
@@ -231,7 +233,7 @@ Result<std::shared_ptr<ReadableBlock>> ReaderState::others_block(const CudaIpcBl
   }
   const CurrentDeviceGuard current(runtime, *health, device);
   CALLBOARD_TRY(current.status());
-  CALLBOARD_ASSIGN(std::shared_ptr<OpenSlab> slab, take_slab(block));
+  CALLBOARD_ASSIGN(std::shared_ptr<OpenSlab> slab, take_slab(block, device));
 
   OpenedEvents::Key key{block.owner, {}};
   std::memcpy(key.second.bytes.data(), block.event_handle().data(), key.second.bytes.size());
@@ -258,7 +260,7 @@ Result<std::shared_ptr<ReadableBlock>> ReaderState::others_block(const CudaIpcBl
 }
 
 /// The slab with one more block counted; opened if this is its first one.
-Result<std::shared_ptr<OpenSlab>> ReaderState::take_slab(const CudaIpcBlock& block) {
+Result<std::shared_ptr<OpenSlab>> ReaderState::take_slab(const CudaIpcBlock& block, int device) {
   const SlabKey key{block.owner, block.slab};
   std::unique_lock lock(mutex);
   if (gone.contains(block.owner)) return fail(lost(block.owner, "its process has ended"));
@@ -280,6 +282,7 @@ Result<std::shared_ptr<OpenSlab>> ReaderState::take_slab(const CudaIpcBlock& blo
   if (first) {
     place->second = std::make_shared<OpenSlab>();
     place->second->key = key;
+    place->second->device = device;
   }
   const std::shared_ptr<OpenSlab> slab = place->second;
   ++slab->blocks;
@@ -338,30 +341,16 @@ Result<AddressRange> ReaderState::open_slab(const CudaIpcBlock& block) {
 
 // -- letting go ------------------------------------------------------------------------------------------------------
 
-Result<Event> ReaderState::local_event() {
-  {
-    std::lock_guard lock(mutex);
-    if (!local_events.empty()) {
-      const Event event = local_events.back();
-      local_events.pop_back();
-      return event;
-    }
-  }
-  Event event = nullptr;
-  CALLBOARD_TRY(health->note(runtime.event_create(&event, EventKind::kLocal), "cudaEventCreateWithFlags"));
-  return event;
-}
-
 void ReaderState::let_go(Releasing block, const std::vector<Stream>& streams, int device,
                          const OpenedEvents::Key* event) noexcept {
+  const UnwatchedCalls unwatched(runtime, *health);  // the thread is whose the block was, which may be capturing
   {
     const CurrentDeviceGuard current(runtime, *health, device);
     if (!current.status()) return;  // SR-4: the device has failed, the end of this process ends the lease
     for (const Stream stream : streams) {
-      if (Result<Event> read = local_event()) {
-        const bool recorded = health->note(runtime.event_record(*read, stream), "cudaEventRecord").has_value();
+      if (Result<StreamMark> read = marks.set(device, stream)) {
         block.reads.push_back(*read);
-        if (recorded) continue;
+        continue;
       }
       // No event to be had: wait here. If that fails too, nobody knows when the reads are done, and the lease stays.
       if (!health->note(runtime.stream_synchronize(stream), "cudaStreamSynchronize")) return;
@@ -418,7 +407,9 @@ Status ReaderState::finish(Ending ending) {
   std::vector<std::shared_ptr<OpenSlab>> unclosed;
   for (const auto& slab : ending.closing) {
     if (health->failed()) break;
-    const Status closed = health->note(runtime.ipc_close_memory(slab->base), "cudaIpcCloseMemHandle");
+    const CurrentDeviceGuard current(runtime, *health, slab->device);
+    Status closed = current.status();
+    if (closed) closed = health->note(runtime.ipc_close_memory(slab->base), "cudaIpcCloseMemHandle");
     if (!closed && !is_gone(slab->key.first)) {  // of a dead owner there is nothing left to protect
       unclosed.push_back(slab);
       status = closed;
@@ -434,16 +425,22 @@ Status ReaderState::finish(Ending ending) {
           slab->phase = OpenSlab::Phase::kOpen;  // tried again when idle slabs are closed
         }
       }
+      // SR-3: the exporter must not free what is open still. A mapping's lease is given back when its slab is closed, a
+      // block's by the next poll(), which closes the slab or keeps it.
+      std::erase_if(ending.releasing, [&](const Ending::Release& entry) {
+        if (std::find(unclosed.begin(), unclosed.end(), entry.slab) == unclosed.end()) return false;
+        if (!entry.mapping) {
+          ++entry.slab->blocks;
+          releasing.push_back({entry.slab, entry.owner, entry.lease, {}});
+        }
+        return true;
+      });
     }
     opened.notify_all();
   }
   if (health->failed()) return health->status();
   {
     std::lock_guard lock(mutex);
-    // SR-3: the exporter must not free what is open still.
-    std::erase_if(ending.releasing, [&unclosed](const Ending::Release& entry) {
-      return std::find(unclosed.begin(), unclosed.end(), entry.slab) != unclosed.end();
-    });
     // Mappings first: else the exporter might end one by itself, with the last block's lease.
     std::stable_partition(ending.releasing.begin(), ending.releasing.end(),
                           [](const Ending::Release& entry) { return entry.mapping; });
@@ -464,23 +461,18 @@ Status ReaderState::poll(TimePoint now, bool wait) {
   Status status = health->status();
   std::vector<Releasing> waiting;
   std::vector<Releasing> done;
-  std::vector<Event> unused;
   for (Releasing& block : asked) {
-    while (status && !block.reads.empty()) {
-      const Event read = block.reads.back();
-      const Code code = wait ? runtime.event_synchronize(read) : runtime.event_query(read);
-      if (!wait && code_info(code).failure == Failure::kNotReady && !health->failed()) break;
-      status = health->note(code, wait ? "cudaEventSynchronize" : "cudaEventQuery");
-      if (!status) break;
-      unused.push_back(read);
+    while (!health->failed() && !block.reads.empty()) {
+      const Result<bool> passed = marks.passed(block.reads.back(), wait);
+      if (!passed && status) status = fail(passed.error());  // of this block only, unless the device has failed
+      if (!passed || !*passed) break;
       block.reads.pop_back();
     }
-    (status && block.reads.empty() ? done : waiting).push_back(std::move(block));
+    (!health->failed() && block.reads.empty() ? done : waiting).push_back(std::move(block));
   }
   Ending ending;
   {
     std::lock_guard lock(mutex);
-    local_events.insert(local_events.end(), unused.begin(), unused.end());
     releasing.insert(releasing.end(), std::make_move_iterator(waiting.begin()), std::make_move_iterator(waiting.end()));
     for (const Releasing& block : done) {
       if (block.slab) drop_block_locked(block.slab, now, ending);
@@ -530,8 +522,8 @@ ReaderState::~ReaderState() {
     }
   }
   (void)finish(std::move(ending));
-  for (const Event event : local_events) {
-    if (!health->failed()) (void)health->note(runtime.event_destroy(event), "cudaEventDestroy");
+  for (const Releasing& block : releasing) {
+    for (const StreamMark& read : block.reads) marks.give_back(read);
   }
 }
 

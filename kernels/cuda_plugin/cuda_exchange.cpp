@@ -92,7 +92,7 @@ class CudaExchangeImpl final : public CudaExchange {
     };
     CALLBOARD_ASSIGN(reader_,
                      cuda::SlabReader::create(cuda::cuda_runtime(), lender_.health, std::move(options), give_back_));
-    leases_ = std::make_unique<cuda::ReaderThread>(*reader_);
+    leases_ = std::make_unique<cuda::ReaderThread>(cuda::cuda_runtime(), *reader_);
     return {};
   }
 
@@ -119,7 +119,12 @@ class CudaExchangeImpl final : public CudaExchange {
   }
 
   Result<std::shared_ptr<std::byte>> open(const CudaIpcBlock& block, StreamContext& stream) override {
-    CALLBOARD_ASSIGN(std::shared_ptr<cuda::ReadableBlock> opened, reader_->open(block, raw_of(stream)));
+    auto found = reader_->open(block, raw_of(stream));
+    if (!found) {
+      leases_->wake()();  // the slab may be open all the same, with nobody to use it
+      return fail(std::move(found).error());
+    }
+    std::shared_ptr<cuda::ReadableBlock> opened = std::move(*found);
     // Nobody writes to it: the mutation guard copies inputs before a write.
     auto* data = static_cast<std::byte*>(const_cast<void*>(opened->data()));
     return std::shared_ptr<std::byte>(data, [wake = leases_->wake(), held = std::move(opened)](std::byte*) mutable {

@@ -121,6 +121,7 @@ TEST_CASE("the current device is put back, and a device that cannot be set is an
   testing::FakeRuntime runtime(testing::FakeMachine::create(2, 1u << 20));
   DeviceHealth health("cuda0#1");
   int now = -1;
+  REQUIRE(runtime.set_device(0) == kSuccess);
   {
     const CurrentDeviceGuard guard(runtime, health, 1);
     REQUIRE(guard.status());
@@ -134,6 +135,17 @@ TEST_CASE("the current device is put back, and a device that cannot be set is an
   CHECK(guard.status().error().code == ErrorCode::kEnvironment);
   REQUIRE(runtime.get_device(&now) == kSuccess);
   CHECK(now == 0);
+}
+
+TEST_CASE("a device that this process has not used is not put back, which would be its first use") {
+  testing::FakeRuntime runtime(testing::FakeMachine::create(2, 1u << 20));
+  DeviceHealth health("cuda0#1");
+  { REQUIRE(CurrentDeviceGuard(runtime, health, 1).status()); }
+  bool used = true;
+  REQUIRE(runtime.has_context(0, &used) == kSuccess);
+  CHECK_FALSE(used);
+  REQUIRE(runtime.has_context(1, &used) == kSuccess);
+  CHECK(used);
 }
 
 TEST_CASE("a uuid is written as nvidia-smi does") {

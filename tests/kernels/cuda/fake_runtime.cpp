@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "messages/base/check.h"
+#include "tests/kernels/cuda/fake_calls.h"
 
 namespace callboard::kernels::cuda::testing {
 
@@ -18,21 +19,25 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::chrono::seconds kHangs{60};
 
-constexpr Code kInvalidValue = 1;
-constexpr Code kMemoryAllocation = 2;
-constexpr Code kInvalidDevice = 101;
-constexpr Code kMapFailed = 205;
-constexpr Code kPeerUnsupported = 217;
-constexpr Code kInvalidHandle = 400;
-constexpr Code kNotReady = 600;
-
 /// NVIDIA's text says of these that every later call fails too.
 constexpr Code kPoisoning[] = {214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911, 999};
+
+/// All others make the current device's context.
+constexpr Call kWithoutContext[] = {Call::kDeviceCount,
+                                    Call::kDeviceProperties,
+                                    Call::kGetDevice,
+                                    Call::kSetDevice,
+                                    Call::kHasContext,
+                                    Call::kCanAccessPeer,
+                                    Call::kThreadExchangeCaptureMode,
+                                    Call::kGetLastError,
+                                    Call::kPeekAtLastError};
 
 constexpr const char* kCallNames[kCallCount] = {"device_count",
                                                 "device_properties",
                                                 "get_device",
                                                 "set_device",
+                                                "has_context",
                                                 "can_access_peer",
                                                 "malloc",
                                                 "free",
@@ -45,6 +50,8 @@ constexpr const char* kCallNames[kCallCount] = {"device_count",
                                                 "stream_destroy",
                                                 "stream_synchronize",
                                                 "stream_wait_event",
+                                                "stream_is_capturing",
+                                                "thread_exchange_capture_mode",
                                                 "event_create",
                                                 "event_destroy",
                                                 "event_record",
@@ -136,6 +143,9 @@ Code FakeRuntime::begin(Call call) {
   if (dead_) return 709;
   if (sticky_ != kSuccess) return last_error_ = sticky_;
   pump_locked();
+  if (std::find(std::begin(kWithoutContext), std::end(kWithoutContext), call) == std::end(kWithoutContext)) {
+    contexts_.insert(current());
+  }
   const auto found = injections_.find(call);
   if (found == injections_.end()) return kSuccess;
   Injection& injection = found->second;
@@ -152,10 +162,6 @@ Code FakeRuntime::end(Code code) {
   if (code != kSuccess) last_error_ = code;
   return code;
 }
-
-#define FAKE_BEGIN(call)        \
-  std::lock_guard lock(mutex_); \
-  if (const Code injected = begin(call); injected != kSuccess) return injected
 
 Code FakeRuntime::get_last_error() {
   FAKE_BEGIN(Call::kGetLastError);
@@ -195,6 +201,13 @@ Code FakeRuntime::set_device(int device) {
   FAKE_BEGIN(Call::kSetDevice);
   if (device < 0 || device >= static_cast<int>(visible_.size())) return end(kInvalidDevice);
   current_devices[this] = device;
+  contexts_.insert(current());
+  return kSuccess;
+}
+Code FakeRuntime::has_context(int device, bool* has) {
+  FAKE_BEGIN(Call::kHasContext);
+  if (device < 0 || device >= static_cast<int>(visible_.size())) return end(kInvalidDevice);
+  *has = contexts_.contains(visible_[static_cast<std::size_t>(device)]);
   return kSuccess;
 }
 Code FakeRuntime::can_access_peer(int device, int peer, bool* can) {
@@ -227,17 +240,6 @@ std::byte* FakeRuntime::resolve(const void* pointer) const {
   return machine_->at(allocation.device, allocation.offset) + (static_cast<const std::byte*>(pointer) - range->first);
 }
 
-namespace {
-
-/// Addresses that nothing can be read from.
-std::byte* reserve(std::uint64_t bytes) {
-  void* mapped = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  CALLBOARD_CHECK(mapped != MAP_FAILED, "addresses are to be had");
-  return static_cast<std::byte*>(mapped);
-}
-
-}  // namespace
-
 Code FakeRuntime::malloc(void** pointer, std::size_t bytes) {
   FAKE_BEGIN(Call::kMalloc);
   if (bytes == 0) return end(kInvalidValue);
@@ -251,7 +253,7 @@ Code FakeRuntime::malloc(void** pointer, std::size_t bytes) {
   if (!place || slot == std::end(machine.allocations)) return end(kMemoryAllocation);
   *slot = {true, ++machine.serial, device, *place, whole, process_, 0};
   std::byte* base = reserve(whole);
-  ranges_[base] = {whole, static_cast<std::size_t>(slot - machine.allocations), slot->serial, false};
+  ranges_[base] = {whole, static_cast<std::size_t>(slot - machine.allocations), slot->serial, false, device};
   *pointer = base;
   return kSuccess;
 }
@@ -432,6 +434,7 @@ Code FakeRuntime::stream_synchronize(Stream stream) {
   FAKE_BEGIN(Call::kStreamSynchronize);
   StreamQueue* queue = find_stream(stream);
   if (queue == nullptr) return end(kInvalidHandle);
+  if (queue->capturing) return end(break_capture(*queue, kCaptureUnsupported));
   return end(wait_until([queue] { return queue->operations.empty(); }));
 }
 Code FakeRuntime::stream_wait_event(Stream stream, Event event) {
@@ -490,8 +493,10 @@ Code FakeRuntime::event_destroy(Event event) {
 Code FakeRuntime::event_record(Event event, Stream stream) {
   FAKE_BEGIN(Call::kEventRecord);
   StreamQueue* queue = find_stream(stream);
-  const EventRef* ref = find_event(event);
+  EventRef* ref = find_event(event);
   if (queue == nullptr || ref == nullptr || ref->imported || ref->device != queue->device) return end(kInvalidHandle);
+  ref->captured_by = queue->capturing ? stream : nullptr;
+  if (queue->capturing) return kSuccess;
   SharedMachine& machine = machine_->shared();
   const std::size_t slot = ref->slot;
   std::uint64_t number = 0;
@@ -512,6 +517,7 @@ Code FakeRuntime::event_query(Event event) {
   FAKE_BEGIN(Call::kEventQuery);
   const EventRef* ref = find_event(event);
   if (ref == nullptr) return end(kInvalidHandle);
+  if (const Code forbidden = ask_captured(*ref); forbidden != kSuccess) return end(forbidden);
   const MachineLock machine(machine_->shared());
   const SharedEvent& shared = machine_->shared().events[ref->slot];
   return shared.completed >= shared.recorded ? kSuccess : kNotReady;
@@ -520,75 +526,13 @@ Code FakeRuntime::event_synchronize(Event event) {
   FAKE_BEGIN(Call::kEventSynchronize);
   const EventRef* ref = find_event(event);
   if (ref == nullptr) return end(kInvalidHandle);
+  if (const Code forbidden = ask_captured(*ref); forbidden != kSuccess) return end(forbidden);
   const std::size_t slot = ref->slot;
   return end(wait_until([this, slot] {
     const MachineLock machine(machine_->shared());
     const SharedEvent& shared = machine_->shared().events[slot];
     return shared.completed >= shared.recorded;
   }));
-}
-
-// -- between processes -----------------------------------------------------------------------------------------------
-
-Code FakeRuntime::ipc_get_memory(IpcMemoryHandle* handle, void* pointer) {
-  FAKE_BEGIN(Call::kIpcGetMemory);
-  const auto found = find_range(pointer);
-  if (!found || found->second.imported) return end(kInvalidValue);
-  put(*handle, {kMemoryMagic, found->second.allocation, found->second.serial, process_});
-  return kSuccess;
-}
-
-Code FakeRuntime::ipc_open_memory(void** pointer, const IpcMemoryHandle& handle) {
-  FAKE_BEGIN(Call::kIpcOpenMemory);
-  const HandleBytes bytes = get(handle);
-  if (bytes.magic != kMemoryMagic || bytes.slot >= kAllocationsMax || bytes.process == process_) {
-    return end(kInvalidValue);
-  }
-  SharedMachine& machine = machine_->shared();
-  const MachineLock machine_lock(machine);
-  SharedAllocation& allocation = machine.allocations[bytes.slot];
-  if (!allocation.used || allocation.serial != bytes.serial || !machine.alive[bytes.process]) return end(kMapFailed);
-  const int device = current();
-  if (device != allocation.device && !machine.device[device].peers[allocation.device]) return end(kPeerUnsupported);
-  ++allocation.opens;
-  std::byte* base = reserve(allocation.bytes);
-  ranges_[base] = {allocation.bytes, bytes.slot, bytes.serial, true};
-  *pointer = base;
-  return kSuccess;
-}
-
-Code FakeRuntime::ipc_close_memory(void* pointer) {
-  FAKE_BEGIN(Call::kIpcCloseMemory);
-  const auto found = ranges_.find(static_cast<const std::byte*>(pointer));
-  if (found == ranges_.end() || !found->second.imported) return end(kInvalidValue);
-  SharedMachine& machine = machine_->shared();
-  const MachineLock machine_lock(machine);
-  SharedAllocation& allocation = machine.allocations[found->second.allocation];
-  if (allocation.serial == found->second.serial && allocation.used) --allocation.opens;
-  ::munmap(pointer, found->second.bytes);
-  ranges_.erase(found);
-  return kSuccess;
-}
-
-Code FakeRuntime::ipc_get_event(IpcEventHandle* handle, Event event) {
-  FAKE_BEGIN(Call::kIpcGetEvent);
-  const EventRef* ref = find_event(event);
-  if (ref == nullptr || ref->imported || !ref->interprocess) return end(kInvalidHandle);
-  put(*handle, {kEventMagic, ref->slot, ref->serial, process_});
-  return kSuccess;
-}
-
-Code FakeRuntime::ipc_open_event(Event* event, const IpcEventHandle& handle) {
-  FAKE_BEGIN(Call::kIpcOpenEvent);
-  const HandleBytes bytes = get(handle);
-  if (bytes.magic != kEventMagic || bytes.slot >= kEventsMax || bytes.process == process_) return end(kInvalidValue);
-  const MachineLock machine_lock(machine_->shared());
-  const SharedEvent& shared = machine_->shared().events[bytes.slot];
-  if (!shared.used || shared.serial != bytes.serial || !machine_->shared().alive[bytes.process]) {
-    return end(kMapFailed);
-  }
-  *event = add_event({bytes.slot, bytes.serial, true, true, current()});
-  return kSuccess;
 }
 
 }  // namespace callboard::kernels::cuda::testing

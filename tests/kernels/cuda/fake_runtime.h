@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,7 @@ enum class Call {
   kDeviceProperties,
   kGetDevice,
   kSetDevice,
+  kHasContext,
   kCanAccessPeer,
   kMalloc,
   kFree,
@@ -38,6 +40,8 @@ enum class Call {
   kStreamDestroy,
   kStreamSynchronize,
   kStreamWaitEvent,
+  kStreamIsCapturing,
+  kThreadExchangeCaptureMode,
   kEventCreate,
   kEventDestroy,
   kEventRecord,
@@ -74,6 +78,10 @@ class FakeRuntime final : public RuntimeTable {
   /// Does the next `count` things of a held stream.
   void step(Stream stream, std::size_t count);
   std::size_t queued(Stream stream) const;
+  /// What is recorded on the stream meanwhile belongs to the capture, which is a global one. False: some call has
+  /// broken it.
+  void begin_capture(Stream stream);
+  bool end_capture(Stream stream);
   /// The process is killed: its memory is gone (and overwritten), its streams stop, its events count as done.
   void die();
   std::size_t process() const { return process_; }                        ///< number on the machine
@@ -86,6 +94,7 @@ class FakeRuntime final : public RuntimeTable {
   Code device_properties(int device, DeviceProperties* properties) override;
   Code get_device(int* device) override;
   Code set_device(int device) override;
+  Code has_context(int device, bool* has) override;
   Code can_access_peer(int device, int peer, bool* can) override;
   Code malloc(void** pointer, std::size_t bytes) override;
   Code free(void* pointer) override;
@@ -98,6 +107,8 @@ class FakeRuntime final : public RuntimeTable {
   Code stream_destroy(Stream stream) override;
   Code stream_synchronize(Stream stream) override;
   Code stream_wait_event(Stream stream, Event event) override;
+  Code stream_is_capturing(Stream stream, bool* capturing) override;
+  Code thread_exchange_capture_mode(CaptureMode* mode) override;
   Code event_create(Event* event, EventKind kind) override;
   Code event_destroy(Event event) override;
   Code event_record(Event event, Stream stream) override;
@@ -117,6 +128,7 @@ class FakeRuntime final : public RuntimeTable {
     std::size_t allocation = 0;  ///< slot in the machine
     std::uint64_t serial = 0;
     bool imported = false;
+    int device = 0;  ///< the machine's number of the one that it was imported for
   };
   struct EventRef {
     std::size_t slot = 0;
@@ -124,6 +136,7 @@ class FakeRuntime final : public RuntimeTable {
     bool imported = false;
     bool interprocess = false;
     int device = 0;  ///< the machine's number; of an imported one: nobody's
+    Stream captured_by = nullptr;
   };
   struct Operation {
     std::function<void()> work = {};                                 ///< with the machine's lock
@@ -133,6 +146,8 @@ class FakeRuntime final : public RuntimeTable {
   struct StreamQueue {
     int device = 0;
     bool held = false;
+    bool capturing = false;
+    bool broken = false;  ///< the capture
     std::size_t steps = 0;
     std::deque<Operation> operations;
   };
@@ -153,6 +168,8 @@ class FakeRuntime final : public RuntimeTable {
   Code wait_until(Done done);
   Event add_event(const EventRef& ref);
   EventRef* find_event(Event event);
+  static Code break_capture(StreamQueue& queue, Code code);
+  Code ask_captured(const EventRef& ref);
 
   const std::shared_ptr<FakeMachine> machine_;
   const std::vector<int> visible_;
@@ -162,6 +179,7 @@ class FakeRuntime final : public RuntimeTable {
   bool dead_ = false;
   Code sticky_ = kSuccess;
   Code last_error_ = kSuccess;
+  std::set<int> contexts_;  // the machine's numbers
   std::array<std::size_t, kCallCount> calls_{};
   std::map<Call, Injection> injections_;
   std::map<const std::byte*, Range> ranges_;

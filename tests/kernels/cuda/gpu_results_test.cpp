@@ -16,8 +16,10 @@ const std::string kResult(64, 'r');
 
 /// A device that left a result on its GPU, and a client with a runtime of its own.
 struct LeftResult {
-  explicit LeftResult(std::vector<int> visible = {})
-      : machine(FakeMachine::create(2, 64 * kMiB)), exporter(machine), client(machine, std::move(visible)) {
+  explicit LeftResult(std::vector<int> visible = {}, SlabPoolOptions slabs = small_slabs())
+      : machine(FakeMachine::create(2, 64 * kMiB)),
+        exporter(machine, std::move(slabs)),
+        client(machine, std::move(visible)) {
     auto made = GpuResults::create(*client.runtime, kClient, [this](const ActorId& owner, LeaseId lease) {
       if (owner == kExporter && exporter.pool->release(lease)) ++released;  // on a thread that must not assert
     });
@@ -71,6 +73,43 @@ TEST_CASE("a result that nobody reads costs no stream anything, and its lease en
   opened->memory.reset();
   left.wait_for_releases(1);
   left.exporter.runtime->run(left.exporter.stream);
+}
+
+TEST_CASE("slabs that were opened for handles that are no good are closed, too") {
+  SlabPoolOptions slabs = small_slabs();
+  slabs.slab_bytes = 2 * kMiB;  // one result each
+  LeftResult left({}, slabs);
+  constexpr std::size_t kKept = 16;  // SlabReaderOptions::idle_slabs_max
+  for (std::size_t i = 0; i < kKept + 4; ++i) {
+    CudaIpcBlock handle = left.exporter.lease(left.exporter.allocate(2 * kMiB), 64, {}, kClient);
+    handle.offset = 3 * kMiB;
+    CHECK(code_of(left.results->open(handle)) == ErrorCode::kMalformed);
+  }
+  const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
+  while (left.client.runtime->open_mappings() > kKept && Clock::now() < deadline) std::this_thread::yield();
+  CHECK(left.client.runtime->open_mappings() == kKept);
+}
+
+TEST_CASE("the thread that ends leases breaks no capture of others") {
+  LeftResult left;
+  FakeRuntime& runtime = *left.client.runtime;
+  Stream capturing = nullptr;
+  REQUIRE(runtime.stream_create(&capturing) == kSuccess);
+  auto opened = left.results->open(left.leave());
+  REQUIRE(opened);
+  REQUIRE(opened->memory->use_on(left.client.stream));
+  runtime.hold(left.client.stream);
+  std::string seen(kResult.size(), '?');
+  REQUIRE(runtime.memcpy_async(seen.data(), opened->data, seen.size(), left.client.stream) == kSuccess);
+  runtime.begin_capture(capturing);
+  opened->memory.reset();
+  const std::size_t asked = runtime.calls(Call::kEventQuery);
+  const TimePoint deadline = Clock::now() + std::chrono::seconds(20);
+  while (runtime.calls(Call::kEventQuery) < asked + 3 && Clock::now() < deadline) std::this_thread::yield();
+  CHECK(runtime.calls(Call::kEventQuery) >= asked + 3);
+  CHECK(runtime.end_capture(capturing));
+  runtime.run(left.client.stream);
+  left.wait_for_releases(1);
 }
 
 TEST_CASE("the client's end gives everything back, also for its slabs") {

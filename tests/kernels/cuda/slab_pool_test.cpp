@@ -410,6 +410,36 @@ TEST_CASE("without an event the pool waits, and without that the memory stays ta
   CHECK(machine->allocations() == (waits ? 0 : 1));
 }
 
+TEST_CASE("a block whose stream cannot be asked keeps no other one, and refuses no request") {
+  const auto machine = FakeMachine::create(1, 16 * kMiB);
+  Exporter exporter(machine);
+  Stream other = nullptr;
+  REQUIRE(exporter.runtime->stream_create(&other) == kSuccess);
+  std::byte* const first = exporter.allocate(8 * kMiB);
+  std::byte* const second = exporter.allocate(8 * kMiB);
+  exporter.pool->deallocate(first, exporter.stream);
+  exporter.pool->deallocate(second, exporter.stream);
+  exporter.runtime->inject(Call::kEventQuery, 400, 0, 1'000);
+  CHECK_FALSE(exporter.pool->trim());
+  exporter.runtime->inject(Call::kEventQuery, 400);
+  CHECK(exporter.pool->allocate(8 * kMiB, other).value() == second);
+  REQUIRE(exporter.pool->trim());
+  CHECK(exporter.pool->stats().in_use_bytes == 8 * kMiB);
+}
+
+TEST_CASE("what a captured stream let go comes back when the capture is over, which stays whole") {
+  const auto machine = FakeMachine::create(1, 16 * kMiB);
+  Exporter exporter(machine);
+  std::byte* const block = exporter.allocate(8 * kMiB);
+  exporter.runtime->begin_capture(exporter.stream);
+  exporter.pool->deallocate(block, exporter.stream);
+  REQUIRE(exporter.pool->trim());
+  CHECK(exporter.pool->stats().in_use_bytes == 8 * kMiB);
+  CHECK(exporter.runtime->end_capture(exporter.stream));
+  REQUIRE(exporter.pool->trim());
+  CHECK(exporter.pool->stats().in_use_bytes == 0);
+}
+
 TEST_CASE("a pool gives all its memory and events back at its end") {
   const auto machine = FakeMachine::create(1, 64 * kMiB);
   Exporter exporter(machine);

@@ -96,6 +96,91 @@ TEST_CASE("SR-2: a lease ends when the reads of all streams are done, not when i
   CHECK(exchange.reader.reader->stats().releasing == 0);
 }
 
+TEST_CASE("SR-2: a block whose reads cannot be asked for keeps no other one") {
+  Exchange exchange;
+  auto one = exchange.opened(exchange.lease());
+  auto two = exchange.opened(exchange.lease());
+  exchange.reader.runtime->hold(exchange.reader.stream);
+  one.reset();
+  two.reset();
+  exchange.reader.runtime->run(exchange.reader.stream);
+  exchange.reader.runtime->inject(Call::kEventQuery, 400);  // of whichever comes first
+  const Status told = exchange.reader.reader->poll(Clock::now());
+  REQUIRE_FALSE(told);
+  CHECK(told.error().message.find("cudaEventQuery") != std::string::npos);
+  CHECK(exchange.reader.released.size() == 1);
+  REQUIRE(exchange.reader.reader->poll(Clock::now()));
+  CHECK(exchange.reader.released.size() == 2);
+}
+
+TEST_CASE("SR-2: a captured stream is asked when the capture is over, which stays whole and keeps no other stream") {
+  Exchange exchange;
+  FakeRuntime& runtime = *exchange.reader.runtime;
+  Stream other = nullptr;
+  REQUIRE(runtime.stream_create(&other) == kSuccess);
+  auto block = exchange.opened(exchange.lease());
+  auto beside = exchange.reader.reader->open(exchange.lease(), other).value();
+  runtime.begin_capture(exchange.reader.stream);
+  block.reset();
+  beside.reset();
+  CHECK(exchange.reader.released.size() == 1);
+  REQUIRE(exchange.reader.reader->poll(Clock::now()));
+  CHECK(exchange.reader.reader->stats().releasing == 1);
+  CHECK(runtime.end_capture(exchange.reader.stream));
+  REQUIRE(exchange.reader.reader->poll(Clock::now()));
+  CHECK(exchange.reader.released.size() == 2);
+}
+
+TEST_CASE("SR-2: an event that a capture took after all is recorded again") {
+  Exchange exchange;
+  auto block = exchange.opened(exchange.lease());
+  exchange.reader.runtime->inject(Call::kEventQuery, 907);
+  block.reset();
+  CHECK(exchange.reader.released.empty());
+  CHECK(exchange.reader.runtime->calls(Call::kEventRecord) == 1);
+  REQUIRE(exchange.reader.reader->poll(Clock::now()));
+  CHECK(exchange.reader.runtime->calls(Call::kEventRecord) == 2);
+  CHECK(exchange.reader.released.size() == 1);
+}
+
+TEST_CASE("two devices: each has its own events, and its slabs are closed with it current") {
+  const auto machine = FakeMachine::create(2, 64 * kMiB);
+  std::vector<std::unique_ptr<Exporter>> exporters;
+  for (int i = 0; i < 2; ++i) {
+    SlabPoolOptions options = small_slabs();
+    options.owner = {"cuda" + std::to_string(i), 1};
+    exporters.push_back(std::make_unique<Exporter>(machine, options, std::vector<int>{i}));
+  }
+  Side client(machine);
+  std::vector<Stream> streams{client.stream, nullptr};
+  REQUIRE(client.runtime->set_device(1) == kSuccess);
+  REQUIRE(client.runtime->stream_create(&streams[1]) == kSuccess);
+  REQUIRE(client.runtime->set_device(0) == kSuccess);
+  SlabReaderOptions options;
+  options.self = {"client", 1};
+  auto reader = SlabReader::create(*client.runtime, client.health, options, [&](const ActorId& owner, LeaseId lease) {
+                  exporters[owner.name == "cuda1" ? 1 : 0]->pool->release(lease);
+                }).value();
+  for (int round = 0; round < 4; ++round) {
+    for (std::size_t i = 0; i < 2; ++i) {
+      const auto block = reader->open(exporters[i]->lease(exporters[i]->allocate(2 * kMiB), 64), streams[i]);
+      INFO((block ? "" : block.error().to_string()));
+      REQUIRE(block);
+      CHECK((*block)->device() == static_cast<int>(i));
+    }
+  }
+  CHECK(client.runtime->calls(Call::kStreamSynchronize) == 0);
+  REQUIRE(reader->poll(Clock::now() + std::chrono::seconds(6)));
+  CHECK(client.runtime->open_mappings() == 0);
+  for (const auto& exporter : exporters) {
+    CHECK(exporter->pool->stats().leases == 0);
+    CHECK(exporter->pool->stats().mappings == 0);
+  }
+  int now = -1;
+  REQUIRE(client.runtime->get_device(&now) == kSuccess);
+  CHECK(now == 0);
+}
+
 TEST_CASE("SR-3: an idle slab stays open for a while and is closed before its mapping's lease ends") {
   Exchange exchange;
   const CudaIpcBlock handle = exchange.lease();
@@ -182,6 +267,22 @@ TEST_CASE("SR-3: a slab that cannot be closed keeps its mapping's lease, and is 
   REQUIRE(exchange.exporter.pool->release_cached());
   CHECK(exchange.machine->allocations() == 0);
   CHECK(exchange.machine->violations() == 0);
+}
+
+TEST_CASE("SR-3, SR-4: with a slab that cannot be closed its last block's lease waits, and is given back after it") {
+  SlabReaderOptions options;
+  options.idle_slabs_max = 0;
+  Exchange exchange(options);
+  auto block = exchange.opened(exchange.lease());
+  exchange.reader.runtime->inject(Call::kIpcCloseMemory, 1);
+  block.reset();
+  CHECK(exchange.reader.runtime->open_mappings() == 1);
+  CHECK(exchange.reader.released.empty());
+  CHECK(exchange.reader.reader->pending());
+  REQUIRE(exchange.reader.reader->poll(Clock::now()));
+  CHECK(exchange.reader.runtime->open_mappings() == 0);
+  CHECK(exchange.exporter.pool->stats().leases == 0);
+  CHECK(exchange.exporter.pool->stats().mappings == 0);
 }
 
 TEST_CASE("an untrusted mapping is kept once a handle brings a lease that stands") {
