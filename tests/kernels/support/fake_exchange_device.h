@@ -36,7 +36,6 @@ struct FakeDevice {
   std::atomic<int> read_backs{0};
   std::atomic<int> synchronized{0};
   std::atomic<int> captures{0};
-  std::atomic<int> entered{0};         // streams, by whichever thread
   std::atomic<int> entered_late{0};    // while something was lendable: inputs were imported before it
   std::atomic<int> copies_refused{0};  // the next ones, for want of memory
   std::function<Status()> replay;      // compute stream
@@ -56,10 +55,9 @@ class FakeWork final : public CapturedWork {
 /// The cpu's stream, which counts.
 class FakeStream final : public StreamContext {
  public:
-  explicit FakeStream(std::unique_ptr<StreamContext> real) : real_(std::move(real)) {}
+  FakeStream(std::unique_ptr<StreamContext> real, StreamKind kind) : real_(std::move(real)), kind_(kind) {}
   void enter() override {
-    ++fake->entered;
-    if (fake->lendable > 0) ++fake->entered_late;
+    if (kind_ == StreamKind::kCompute && fake->lendable > 0) ++fake->entered_late;
     real_->enter();
   }
   void leave() override { real_->leave(); }
@@ -91,6 +89,7 @@ class FakeStream final : public StreamContext {
 
  private:
   const std::unique_ptr<StreamContext> real_;
+  const StreamKind kind_;
 };
 
 inline const std::string kNonce = "a number that nobody can guess";
@@ -164,7 +163,7 @@ class FakeBackend final : public DeviceBackend {
   c10::Device device() const override { return c10::Device(c10::DeviceType::CPU); }
   Result<std::unique_ptr<StreamContext>> make_stream(StreamKind kind) override {
     CALLBOARD_ASSIGN(auto real, cpu_->make_stream(kind));
-    return std::make_unique<FakeStream>(std::move(real));
+    return std::make_unique<FakeStream>(std::move(real), kind);
   }
   Result<DeviceMemory> memory() const override { return cpu_->memory(); }
   void set_intra_op_threads(int threads) override { cpu_->set_intra_op_threads(threads); }
