@@ -148,7 +148,8 @@ class Checks {
       if (any || read_.config.devices.empty() || !read_.given.contains(path)) continue;
       const Place place = place_of(path);
       findings_.warning(ErrorCode::kConfigConflict, place.at, place.width,
-                        path + " has no effect: no device has python: process", "remove it, or set python: process at a device");
+                        path + " has no effect: no device has python: process",
+                        "remove it, or set python: process at a device");
     }
     if (any && read_.config.python.kernels.empty()) {
       const Place place = place_of("devices");

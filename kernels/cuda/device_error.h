@@ -81,8 +81,8 @@ class CurrentDeviceGuard {
   Status status_;
 };
 
-/// For a scope, no capture (of a CUDA graph) forbids the calling thread any calls, nor is broken by them. For calls that
-/// no captured stream or event takes part in.
+/// For a scope, no capture (of a CUDA graph) forbids the calling thread any calls, nor is broken by them. For calls
+/// that no captured stream or event takes part in.
 class UnwatchedCalls {
  public:
   UnwatchedCalls(RuntimeTable& runtime, DeviceHealth& health);
