@@ -1,9 +1,13 @@
 #include "kernels/gil_domain.h"
 
+#include <string>
+#include <tuple>
 #include <utility>
 
 #include "kernels/plugin.h"
+#ifndef CALLBOARD_WITHOUT_PROCESSES  // tools/gpu_check has no msgpack, in which they speak
 #include "kernels/process_domain/process_domain.h"
+#endif
 #include "messages/base/log.h"
 
 namespace callboard::kernels {
@@ -32,7 +36,11 @@ Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options,
                                                    const ActorId& self, int threads, Arena* arena,
                                                    SegmentMap* segments) {
   if (!options.processes) return make_gil_domain(options, device);
+#ifdef CALLBOARD_WITHOUT_PROCESSES
+  static_cast<void>(std::tuple(threads, arena, segments));
+#else
   if (device.is_cpu()) return make_process_domain(options, self, threads, arena, segments);
+#endif
   return fail(ErrorCode::kUnsupported,
               "GIL domains in processes serve CPU devices; " + self.to_string() + " is on " + device.str(),
               "give the device python: inline");

@@ -34,10 +34,10 @@ HEADERS = {
     "fmt": "libfmt-dev",
 }
 CXX_FLAGS = ["-std=c++20", "-fPIC", "-O1", "-g1", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-pthread",
-             "-DFMT_HEADER_ONLY", "-DSPDLOG_FMT_EXTERNAL", "-D_GLIBCXX_USE_CXX11_ABI=1"]
+             "-DFMT_HEADER_ONLY", "-DSPDLOG_FMT_EXTERNAL", "-D_GLIBCXX_USE_CXX11_ABI=1", "-DCALLBOARD_WITHOUT_PROCESSES"]
 ARCHITECTURES = ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=[sm_90,compute_90]"]
 # Of the messages: all but the codec, which needs a library of its own, with the portable hash in place of OpenSSL's.
-WITHOUT = re.compile(r"(^|/)(codec|frame|content_hash\.cpp)")
+WITHOUT = re.compile(r"(^|/)(codec|frame|content_hash\.cpp|domain_messages|process_domain/)")
 RUNTIME_TABLE = "callboard_cuda_runtime_table"
 TABLE_SOURCE = "kernels/cuda/runtime_table_cuda.cpp"
 TEST_FOLDERS = ["tests/kernels", "tests/kernels/memory", "tests/kernels/cuda", "tests/kernels/cuda_plugin",
@@ -294,7 +294,7 @@ def build_all(build: Build) -> tuple[list[Program], list[str]]:
     messages.append("messages/base/content_hash_portable.cpp")
     memory = sources_of("kernels/memory", "callboard_component") + sources_of("kernels/cuda", "callboard_component")
     plain = messages + memory
-    kernels = sources_of("kernels", "callboard_component")
+    kernels = [source for source in sources_of("kernels", "callboard_component") if not WITHOUT.search(source)]
     testing = sources_of("tests/kernels", "add_library") + sources_of("tests/kernels/cuda", "add_library")
     for program in tests:  # every program gets the helpers whole
         program.sources = [source for source in program.sources if source not in testing]
