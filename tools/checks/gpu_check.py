@@ -34,7 +34,8 @@ HEADERS = {
     "fmt": "libfmt-dev",
 }
 CXX_FLAGS = ["-std=c++20", "-fPIC", "-O1", "-g1", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-pthread",
-             "-DFMT_HEADER_ONLY", "-DSPDLOG_FMT_EXTERNAL", "-D_GLIBCXX_USE_CXX11_ABI=1", "-DCALLBOARD_WITHOUT_PROCESSES"]
+             "-DFMT_HEADER_ONLY", "-DSPDLOG_FMT_EXTERNAL", "-D_GLIBCXX_USE_CXX11_ABI=1",
+             "-DCALLBOARD_WITHOUT_PROCESSES"]
 ARCHITECTURES = ["-gencode=arch=compute_80,code=sm_80", "-gencode=arch=compute_90,code=[sm_90,compute_90]"]
 # Of the messages: all but the codec, which needs a library of its own, with the portable hash in place of OpenSSL's.
 WITHOUT = re.compile(r"(^|/)(codec|frame|content_hash\.cpp|domain_messages|process_domain/)")
