@@ -30,18 +30,27 @@ struct ClientMemory::Mappings {
   std::unique_ptr<kernels::SegmentMap> segments;
   std::atomic<MemoryLane*> lane{nullptr};  // for the lane's thread, which may run before `owned_lane` is set
   std::unique_ptr<MemoryLane> owned_lane;
-  std::unique_ptr<kernels::cuda::GpuResults> gpus;  // set before the first owner goes, or never
+  std::unique_ptr<kernels::cuda::GpuResults> gpus;  // set while connecting, or never
+  std::mutex lane_reads_gpus;
+  kernels::cuda::GpuResults* gpus_for_lane = nullptr;  // guarded by lane_reads_gpus; for the lane's thread
 
   ~Mappings() {
-    gpus.reset();  // gives its leases back over the lane
+    show_gpus_to_lane(nullptr);
+    gpus.reset();  // gives its leases back over the lane, whose thread still runs
     owned_lane.reset();
+  }
+
+  void show_gpus_to_lane(kernels::cuda::GpuResults* results) {
+    std::lock_guard lock(lane_reads_gpus);
+    gpus_for_lane = results;
   }
 
   void on_owner_gone(const ActorId& owner) {
     MemoryLane* to = lane.load(std::memory_order_acquire);
     if (to != nullptr) to->report_held(owner, segments->held_segments(owner));
     segments->drop_owner(owner);
-    if (to != nullptr && gpus) gpus->owner_gone(owner);
+    std::lock_guard lock(lane_reads_gpus);
+    if (gpus_for_lane != nullptr) gpus_for_lane->owner_gone(owner);
   }
   void on_node_gone() {
     const std::uint64_t one = 1;
@@ -90,6 +99,7 @@ Result<std::unique_ptr<ClientMemory>> ClientMemory::connect(Options options) {
     CALLBOARD_ASSIGN(mappings->gpus, options.gpus->create(options.self, [raw](const ActorId& owner, LeaseId lease) {
       raw->owned_lane->release(owner, lease);
     }));
+    mappings->show_gpus_to_lane(mappings->gpus.get());
   }
   mappings->lane.store(mappings->owned_lane.get(), std::memory_order_release);
   return std::unique_ptr<ClientMemory>(new ClientMemory(std::move(options), std::move(mappings)));

@@ -89,7 +89,7 @@ class DeviceActor {
     peers_.clear();
     coordinator_.reset();
     hub_.reset();
-    set_lender(nullptr);
+    show_lane(nullptr, nullptr);
     spawner_.close();
     runtime_.reset();  // joins the streams: nothing calls back after this
     segments_.reset();
@@ -117,9 +117,10 @@ class DeviceActor {
   void release_handle(const WireValue& value);
   void release_own(LeaseId lease);
   void end_holder(const ActorId& holder);
-  void set_lender(kernels::DeviceRuntime* runtime) {
-    std::lock_guard lock(lender_mutex_);
-    lender_ = runtime;
+  void show_lane(kernels::DeviceRuntime* lender, kernels::SegmentMap* mapped) {
+    std::lock_guard lock(lane_mutex_);
+    lender_ = lender;
+    mapped_ = mapped;
   }
   void end_failed_device();
   void answer(const DeviceQuery& query);
@@ -143,8 +144,9 @@ class DeviceActor {
   std::unique_ptr<ConstantStore> constants_;
   std::unique_ptr<kernels::SegmentMap> segments_;
   std::unique_ptr<kernels::DeviceRuntime> runtime_;
-  std::mutex lender_mutex_;
-  kernels::DeviceRuntime* lender_ = nullptr;  // runtime_ while it lives; guarded, since the lane's thread asks it, too
+  std::mutex lane_mutex_;  // what the lane's thread asks, too, while it lives: runtime_ and segments_
+  kernels::DeviceRuntime* lender_ = nullptr;
+  kernels::SegmentMap* mapped_ = nullptr;
   std::unique_ptr<Hub> hub_;
   std::unique_ptr<Line> coordinator_;
   std::map<ActorId, std::unique_ptr<Line>> peers_;
@@ -175,13 +177,11 @@ Status DeviceActor::start_memory() {
   events.holder_gone = [this](const ActorId& holder) { end_holder(holder); };
   events.lease_released = [this](LeaseId lease) { release_own(lease); };
   events.owner_gone = [this](const ActorId& owner) {
-    {
-      std::lock_guard lock(lender_mutex_);
-      if (lender_ != nullptr) lender_->owner_gone(owner);
-    }
-    if (!segments_) return;
-    segments_->drop_owner(owner);
-    lane_->report_held(owner, segments_->held_segments(owner));
+    std::lock_guard lock(lane_mutex_);
+    if (lender_ != nullptr) lender_->owner_gone(owner);
+    if (mapped_ == nullptr) return;
+    mapped_->drop_owner(owner);
+    lane_->report_held(owner, mapped_->held_segments(owner));
   };
   events.node_gone = [this] {
     log::error("node_gone", "the node actor ended; so does this device");
@@ -195,6 +195,7 @@ Status DeviceActor::start_memory() {
       [this](const ActorId& owner, LeaseId lease) {
         if (lease != 0) lane_->release(owner, lease);
       });
+  show_lane(nullptr, segments_.get());
   return {};
 }
 
@@ -234,7 +235,7 @@ Status DeviceActor::start_runtime() {
                                                             [this](const ContentHash& hash, std::uint64_t bytes) {
                                                               return constants_->open(hash, bytes);
                                                             }));
-  set_lender(runtime_.get());
+  show_lane(runtime_.get(), segments_.get());
   return {};
 }
 
@@ -484,13 +485,13 @@ void DeviceActor::release_handle(const WireValue& value) {
 /// On the arena or, where it knows no such lease, on the device's own memory. The loop's or the lane's thread.
 void DeviceActor::release_own(LeaseId lease) {
   if (arena_->release(lease)) return;
-  std::lock_guard lock(lender_mutex_);
+  std::lock_guard lock(lane_mutex_);
   if (lender_ != nullptr) lender_->release(lease);
 }
 
 void DeviceActor::end_holder(const ActorId& holder) {
   arena_->holder_gone(holder);
-  std::lock_guard lock(lender_mutex_);
+  std::lock_guard lock(lane_mutex_);
   if (lender_ != nullptr) lender_->holder_gone(holder);
 }
 

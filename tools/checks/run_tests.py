@@ -77,6 +77,17 @@ def ctest(log: pathlib.Path, preset: str, arguments: list[str]) -> Outcome:
     return outcome
 
 
+FIRST_SIGNS = re.compile(r"ThreadSanitizer:|AddressSanitizer|LeakSanitizer:|runtime error:|FAILED:|due to unexpected|"
+                         r"due to a fatal|Assertion|terminate called|\*\*\*Timeout|ERROR: libFuzzer")
+
+
+def excerpt(text: str, lines: int = 40) -> str:
+    """What a failed program said, from the first line that tells why; its end if no line looks like that."""
+    said = text.splitlines()
+    first = next((number for number, line in enumerate(said) if FIRST_SIGNS.search(line)), len(said) - lines)
+    return "\n".join("        " + line[:200] for line in said[max(first - 3, 0):][:lines])
+
+
 def read_ctest_report(report: pathlib.Path) -> Outcome:
     """Counts Catch2 test cases where the programs tell them, programs otherwise."""
     outcome = Outcome()
@@ -94,10 +105,10 @@ def read_ctest_report(report: pathlib.Path) -> Outcome:
         elif partial:
             outcome.passed += int(partial.group(2) or 0)
             outcome.failed += int(partial.group(3))
-            outcome.failures.append(case.get("name", "?"))
+            outcome.failures.append(f"{case.get('name')}\n{excerpt(text)}")
         else:
             outcome.failed += 1
-            outcome.failures.append(f"{case.get('name')} ({case.get('status')})")
+            outcome.failures.append(f"{case.get('name')} ({case.get('status')})\n{excerpt(text)}")
         outcome.notes += [f"{case.get('name')}: {line.strip()}" for line in text.splitlines()
                           if line.strip().lower().startswith("skipped:")]
     outcome.skipped = len(outcome.notes)
@@ -153,7 +164,9 @@ def stage_python(log: pathlib.Path, arguments: argparse.Namespace) -> Outcome:
         outcome.passed += tests - bad - skipped
         for case in suite.iter("testcase"):
             if case.find("failure") is not None or case.find("error") is not None:
-                outcome.failures.append(f"{case.get('classname')}::{case.get('name')}")
+                why = case.find("failure") if case.find("failure") is not None else case.find("error")
+                text = "" if why is None else why.text or ""
+                outcome.failures.append(f"{case.get('classname')}::{case.get('name')}\n{excerpt(text)}")
             for skip in case.iter("skipped"):
                 outcome.notes.append(f"{case.get('name')} skipped: {skip.get('message')}")
     if code != 0 and outcome.failed == 0:
