@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/version.h>
 
+#include "kernels/broken_copies.h"
 #include "kernels/device_exchange.h"
 #include "kernels/device_transports.h"
 #include "kernels/executor.h"
@@ -160,6 +161,7 @@ class Runtime final : public DeviceRuntime {
   }
 
   void trim() override {
+    broken_copies_.sweep();
     if (exchange_ != nullptr) exchange_->trim();
   }
 
@@ -216,13 +218,13 @@ class Runtime final : public DeviceRuntime {
   std::shared_ptr<const Error> execute(PendingRun& run, LoadedFragment& fragment, Executor::Order order);
   OutputReaders readers(const PendingRun& run) const;
   bool belongs_on_communicate(const PendingRun& run) const;
-  std::optional<Error> lost_input(const PendingRun& run) const;
   void note_device_failure(std::optional<Error>& error);
   /// Tells the actor, once.
   void fail_device(const Error& root) {
     if (!device_failed_.exchange(true) && options_.device_failed) options_.device_failed(root);
   }
   Status export_outputs(PendingRun& run, StreamContext& stream);
+  Status hand_over(PendingRun& run, StreamContext& stream);
   std::vector<KernelHook*> hooks_now(const ContentHash& program);
   // -- communicate stream -------------------------------------------------------------------------------------------
   void export_here(const PendingPtr& pending);
@@ -238,6 +240,7 @@ class Runtime final : public DeviceRuntime {
   DeviceTransports transports_;
   const ConstantOpener constants_;
   std::atomic<bool> device_failed_{false};
+  BrokenCopies broken_copies_;  // communicate stream's
   OwnBlocks own_;
   SegmentMap* const segments_;
   TensorImporter importer_;
@@ -364,13 +367,13 @@ Result<Runtime::Next> Runtime::run_fragment(const PendingPtr& pending) {
     fragment.reset();  // before the other thread may finish the run
     if (communicate_->post([this, pending] { export_here(pending); }) == PushResult::kPushed) return Next::kHandedOver;
   }
-  CALLBOARD_TRY(export_outputs(run, compute_->context()));
+  CALLBOARD_TRY(hand_over(run, compute_->context()));
   return Next::kFinish;
 }
 
 /// The state moves on once the results exist: the next run must not see a state whose results nobody got.
 Status Runtime::commit(PendingRun& run, LoadedFragment& fragment, std::vector<at::Tensor> states) {
-  CALLBOARD_TRY(export_outputs(run, compute_->context()));
+  CALLBOARD_TRY(hand_over(run, compute_->context()));
   for (std::size_t i = 0; i < states.size(); ++i) fragment.states[i].current = std::move(states[i]);
   run.result.state_version = ++fragment.state_version;
   run.slot->state_version.store(fragment.state_version, std::memory_order_relaxed);
@@ -432,6 +435,7 @@ OutputReaders Runtime::readers(const PendingRun& run) const {
 /// Large copies, so that they overlap with the next run's kernels, and whatever waits for the device, so that the next
 /// run's kernels are queued meanwhile.
 bool Runtime::belongs_on_communicate(const PendingRun& run) const {
+  if (exchange_ != nullptr && reads_memory_of_others(run.order, options_.self)) return true;
   std::uint64_t bytes = 0;
   for (const ExportItem& item : run.items) {
     if (exporter_.waits_for_device(item)) return true;
@@ -454,6 +458,11 @@ Status Runtime::export_outputs(PendingRun& run, StreamContext& stream) {
   return check_files(run.files);  // last, when nothing is read any more
 }
 
+Status Runtime::hand_over(PendingRun& run, StreamContext& stream) {
+  CALLBOARD_TRY(export_outputs(run, stream));
+  return exchange_ == nullptr ? Status() : await_reads_of_others(run.order, options_.self, *exchange_, stream);
+}
+
 std::vector<KernelHook*> Runtime::hooks_now(const ContentHash& program) {
   std::vector<KernelHook*> hooks;
   if (options_.nan_check) hooks.push_back(&nan_hook_);  // first: the others then hear of its refusal as a failure
@@ -468,12 +477,13 @@ void Runtime::export_here(const PendingPtr& pending) {
   Status status;
   try {
     status = stream.wait(*pending->computed, pending->order.deadline);
-    if (status) status = export_outputs(*pending, stream);
+    if (status) status = hand_over(*pending, stream);
     // What was copied from here goes back to the compute stream, which does not know of this one's work.
     if (status && exchange_ != nullptr) status = stream.synchronize(pending->order.deadline);
   } catch (const std::exception& thrown) {
     status = fail(ErrorCode::kInternal, std::string("the results could not be handed over: ") + thrown.what());
   }
+  if (!status && exchange_ != nullptr) broken_copies_.keep(stream, std::move(pending->items));
   finish(pending, status ? std::nullopt : std::optional(std::move(status).error()));
 }
 
@@ -493,21 +503,8 @@ void Runtime::note_device_failure(std::optional<Error>& error) {
   fail_device(root);
 }
 
-/// What was read of an owner that went meanwhile may have been anything.
-std::optional<Error> Runtime::lost_input(const PendingRun& run) const {
-  if (exchange_ == nullptr) return std::nullopt;
-  for (const WireValue& input : run.order.inputs) {
-    const auto* handle = std::get_if<TensorHandle>(&input);
-    const auto* lent = handle == nullptr ? nullptr : std::get_if<CudaIpcBlock>(&handle->data);
-    if (lent == nullptr) continue;
-    if (Status there = exchange_->still_there(*lent); !there) return std::move(there).error();
-  }
-  return std::nullopt;
-}
-
 void Runtime::finish(const PendingPtr& pending, std::optional<Error> error) {
   PendingRun& run = *pending;
-  if (!error) error = lost_input(run);
   note_device_failure(error);
   // Before `done`: from then on nothing of the inputs is read or held.
   run.items.clear();

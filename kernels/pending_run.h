@@ -1,10 +1,12 @@
 // What the device runtime keeps of a loaded fragment and of a run on its way. Internal to it.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <variant>
 #include <vector>
 
 #include "kernels/device_backend.h"
@@ -39,6 +41,18 @@ struct PendingRun {
   std::vector<std::shared_ptr<MappedFile>> files;  // that constants were read from
 };
 using PendingPtr = std::shared_ptr<PendingRun>;
+
+/// Where an input lies that was lent in a device's memory; else nullptr.
+inline const CudaIpcBlock* lent_block(const WireValue& value) {
+  const auto* handle = std::get_if<TensorHandle>(&value);
+  return handle == nullptr ? nullptr : std::get_if<CudaIpcBlock>(&handle->data);
+}
+inline bool reads_memory_of_others(const RunOrder& order, const ActorId& self) {
+  return std::ranges::any_of(order.inputs, [&](const WireValue& input) {
+    const CudaIpcBlock* lent = lent_block(input);
+    return lent != nullptr && lent->owner != self;
+  });
+}
 
 /// Inputs go back at the end of a run, however it ends.
 class ResetAtEnd {

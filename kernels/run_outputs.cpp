@@ -81,4 +81,14 @@ void collect_outputs(PendingRun& run, const LoadedFragment& fragment, const std:
   }
 }
 
+Status await_reads_of_others(const RunOrder& order, const ActorId& self, const DeviceExchange& exchange,
+                             StreamContext& stream) {
+  if (!reads_memory_of_others(order, self)) return {};
+  CALLBOARD_TRY(stream.synchronize(order.deadline));
+  for (const WireValue& input : order.inputs) {
+    if (const CudaIpcBlock* lent = lent_block(input)) CALLBOARD_TRY(exchange.still_there(*lent));
+  }
+  return {};
+}
+
 }  // namespace callboard::kernels

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "kernels/device_exchange.h"
 #include "kernels/loaded_fragment.h"
 #include "kernels/pending_run.h"
 #include "messages/base/error.h"
@@ -26,5 +27,11 @@ struct OutputReaders {
 /// first.
 void collect_outputs(PendingRun& run, const LoadedFragment& fragment, const std::vector<at::Tensor>& states,
                      const OutputReaders& readers);
+
+/// What was read of an owner that has ended by the time of reading may have been anything. So a run that reads memory
+/// lent by others is told only once the device has done it: parks until `stream` has. At once for all other runs.
+/// kTensorLost if one of the owners has ended, kDeadlineExceeded, kDeviceFailed.
+Status await_reads_of_others(const RunOrder& order, const ActorId& self, const DeviceExchange& exchange,
+                             StreamContext& stream);
 
 }  // namespace callboard::kernels

@@ -12,11 +12,12 @@
 #include <cstring>
 #include <utility>
 
+#include "messages/base/fd_passing.h"
+
 namespace callboard::actors {
 
 namespace {
 
-constexpr std::size_t kPassedFdsMax = 4;  // one is ever sent; more of them are seen, refused and closed
 constexpr timeval kConnectWait{.tv_sec = 2, .tv_usec = 0};
 
 Error socket_error(ErrorCode code, const char* what, const std::string& path, int error) {
@@ -161,60 +162,26 @@ void enlarge_buffers(int socket) noexcept {
 SocketOutcome send_packet(int socket, std::string_view bytes, int passed_fd) noexcept {
   if (bytes.size() > kLanePacketBytesMax) return SocketOutcome::kTooLong;
   iovec part{const_cast<char*>(bytes.data()), bytes.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  if (passed_fd >= 0) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &passed_fd, sizeof passed_fd);
-  }
-  for (;;) {
-    if (::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return SocketOutcome::kDone;
-    if (errno == EINTR) continue;
-    if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) return SocketOutcome::kWouldBlock;
-    if (errno == EMSGSIZE) return SocketOutcome::kTooLong;
-    if (errno == ETOOMANYREFS || errno == EMFILE) return SocketOutcome::kNoDescriptors;
-    return SocketOutcome::kClosed;
-  }
+  if (send_with_fd(socket, {&part, 1}, passed_fd) >= 0) return SocketOutcome::kDone;
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS) return SocketOutcome::kWouldBlock;
+  if (errno == EMSGSIZE) return SocketOutcome::kTooLong;
+  if (errno == ETOOMANYREFS || errno == EMFILE) return SocketOutcome::kNoDescriptors;
+  return SocketOutcome::kClosed;
 }
 
 SocketOutcome receive_packet(int socket, ReceivedPacket& packet) {
   packet = {};
   packet.bytes.resize(kLanePacketBytesMax);
-  iovec part{packet.bytes.data(), packet.bytes.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kPassedFdsMax * sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  ssize_t length = 0;
-  do {
-    length = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (length < 0 && errno == EINTR);
-  if (length < 0) {
+  ReceivedWithFds received = receive_with_fds(socket, {packet.bytes.data(), packet.bytes.size()});
+  if (received.length < 0) {
     packet.bytes.clear();
     return errno == EAGAIN || errno == EWOULDBLOCK ? SocketOutcome::kWouldBlock : SocketOutcome::kClosed;
   }
-  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
-    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-    const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-    for (std::size_t i = 0; i < count; ++i) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
-      packet.fds.emplace_back(fd);
-    }
-  }
-  packet.fds_lost = (message.msg_flags & MSG_CTRUNC) != 0;
-  packet.bytes.resize(static_cast<std::size_t>(length));
-  if (length == 0) return SocketOutcome::kClosed;
-  return (message.msg_flags & MSG_TRUNC) != 0 ? SocketOutcome::kTooLong : SocketOutcome::kDone;
+  packet.fds = std::move(received.fds);
+  packet.fds_lost = received.fds_lost;
+  packet.bytes.resize(static_cast<std::size_t>(received.length));
+  if (received.length == 0) return SocketOutcome::kClosed;
+  return received.truncated ? SocketOutcome::kTooLong : SocketOutcome::kDone;
 }
 
 }  // namespace callboard::actors

@@ -37,16 +37,6 @@ class Helper final : public kernels::HelperProcess {
   Process process_;
 };
 
-Result<std::unique_ptr<kernels::HelperProcess>> start(const std::string& program, const HelperSpawner::Fds& fds) {
-  SpawnOptions options;
-  options.program = program;
-  options.arguments = {"--gil-domain"};
-  options.environment = environment_with({});
-  options.fds = fds;
-  CALLBOARD_ASSIGN(Process process, Process::spawn(options));
-  return std::make_unique<Helper>(std::move(process));
-}
-
 Error closing() { return Error(ErrorCode::kActorUnavailable, "the device is shutting down and starts no process"); }
 
 }  // namespace
@@ -58,6 +48,18 @@ struct HelperSpawner::Request {
   std::condition_variable done;
   std::optional<Result<std::unique_ptr<kernels::HelperProcess>>> outcome;  // guarded by the spawner's mutex
 };
+
+Result<std::unique_ptr<kernels::HelperProcess>> HelperSpawner::start(const std::string& program, const Fds& fds,
+                                                                     bool die_with_parent) {
+  SpawnOptions options;
+  options.program = program;
+  options.arguments = {"--gil-domain"};
+  options.environment = environment_with({});
+  options.fds = fds;
+  options.die_with_parent = die_with_parent;
+  CALLBOARD_ASSIGN(Process process, Process::spawn(options));
+  return std::make_unique<Helper>(std::move(process));
+}
 
 HelperSpawner::HelperSpawner(std::string program)
     : program_(program.empty() ? own_program() : std::move(program)), wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}

@@ -25,8 +25,11 @@ class HelperSpawner {
   HelperSpawner& operator=(const HelperSpawner&) = delete;
 
   using Fds = std::vector<std::pair<int, int>>;
-  /// This program again as a GIL domain's child, with these descriptors (ours, its number). Any thread; waits until
-  /// main serves, or until close(). kStartFailed, kResourceExhausted, kActorUnavailable.
+  /// `program` as a GIL domain's child, with these descriptors (ours, its number), on this thread: main's, unless it
+  /// may outlive whoever started it (then it ends with its socket). kStartFailed, kResourceExhausted.
+  static Result<std::unique_ptr<kernels::HelperProcess>> start(const std::string& program, const Fds& fds,
+                                                               bool die_with_parent = true);
+  /// start() with this program, on main. Any thread; waits until main serves, or until close() (kActorUnavailable).
   Result<std::unique_ptr<kernels::HelperProcess>> spawn(const Fds& fds);
 
   /// Main: starts what is asked for until one of `signals`, which are blocked, comes; then closes.

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <string>
 
+#include "messages/base/fd_passing.h"
 #include "messages/limits.h"
 
 namespace callboard::kernels {
@@ -42,58 +43,6 @@ bool wait_for(int fd, short events, TimePoint deadline) {
   }
 }
 
-/// EAGAIN comes back as such.
-ssize_t send_part(int fd, char flag, std::string_view part, int passed_fd) {
-  std::array<iovec, 2> parts{{{&flag, 1}, {const_cast<char*>(part.data()), part.size()}}};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = parts.data();
-  message.msg_iovlen = parts.size();
-  if (passed_fd >= 0) {
-    message.msg_control = control.data();
-    message.msg_controllen = control.size();
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(header), &passed_fd, sizeof passed_fd);
-  }
-  ssize_t sent = 0;
-  do {
-    sent = ::sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-  } while (sent < 0 && errno == EINTR);
-  return sent;
-}
-
-struct Packet {
-  ssize_t length = 0;
-  UniqueFd fd;
-  bool broken = false;  ///< longer than a packet may be, or its descriptor did not fit here
-};
-
-Packet receive_part(int fd, std::array<char, kPacketBytesMax + 1>& buffer) {
-  iovec part{buffer.data(), buffer.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.data();
-  message.msg_controllen = control.size();
-  Packet packet;
-  do {
-    packet.length = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  } while (packet.length < 0 && errno == EINTR);
-  if (packet.length < 0) return packet;
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
-  if (header != nullptr && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS) {
-    int passed = -1;
-    std::memcpy(&passed, CMSG_DATA(header), sizeof passed);
-    packet.fd.reset(passed);
-  }
-  packet.broken = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0;
-  return packet;
-}
-
 }  // namespace
 
 Result<std::pair<DomainSocket, DomainSocket>> DomainSocket::pair() {
@@ -117,7 +66,9 @@ Status DomainSocket::send(const DomainMessage& message, TimePoint deadline, int 
   do {
     const std::string_view part = rest.substr(0, kPacketBytesMax);
     const char flag = part.size() < rest.size() ? kMore : kLast;
-    const ssize_t sent = send_part(fd_.get(), flag, part, passed_fd);
+    char first = flag;
+    std::array<iovec, 2> packet{{{&first, 1}, {const_cast<char*>(part.data()), part.size()}}};
+    const ssize_t sent = send_with_fd(fd_.get(), packet, passed_fd);
     if (sent < 0) {
       if (errno != EAGAIN && errno != ENOBUFS) return fail(lost(std::strerror(errno)));
       if (!wait_for(fd_.get(), POLLOUT, deadline)) {
@@ -141,12 +92,14 @@ Result<std::optional<DomainSocket::Received>> DomainSocket::receive(TimePoint de
       if (!begun) return std::nullopt;
       return fail(lost("a message stopped in its middle"));
     }
-    Packet packet = receive_part(fd_.get(), buffer);
+    ReceivedWithFds packet = receive_with_fds(fd_.get(), {buffer.data(), buffer.size()});
     if (packet.length < 0 && errno == EAGAIN) continue;
     if (packet.length <= 0) return fail(lost(packet.length == 0 ? "closed" : std::strerror(errno)));
     begun = true;
-    if (packet.broken) return fail(ErrorCode::kMalformed, "a GIL domain's packet does not fit");
-    if (packet.fd) passed = std::move(packet.fd);
+    if (packet.truncated || packet.fds_lost) {
+      return fail(ErrorCode::kMalformed, "a GIL domain's packet, or its descriptor, does not fit here");
+    }
+    if (!packet.fds.empty()) passed = std::move(packet.fds.back());
     const std::string_view part(buffer.data() + 1, static_cast<std::size_t>(packet.length) - 1);
     if (buffer[0] == kLast && whole.empty()) {
       CALLBOARD_ASSIGN(DomainMessage message, decode_domain_message(part));

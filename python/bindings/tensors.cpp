@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "actors/client/gpu_result_book.h"
 #include "messages/stage_time.h"
 #include "python/bindings/bindings.h"
 
@@ -149,6 +150,19 @@ py::object to_capsule(const actors::TensorRef& result, DLDevice device) {
   return py::reinterpret_steal<py::object>(capsule);
 }
 
+/// Never destroyed: results end after the interpreter, too.
+actors::GpuResultBook& handed_on() {
+  static auto* book = new actors::GpuResultBook;
+  return *book;
+}
+
+/// A stream as torch numbers it, whose 0 is the legacy default one.
+void record_stream(std::uintptr_t address, std::intptr_t stream) {
+  constexpr std::intptr_t kLegacy = 1;
+  void* reader = reinterpret_cast<void*>(stream == 0 ? kLegacy : stream);
+  check_or_raise(without_gil([&] { return handed_on().use_on(reinterpret_cast<const void*>(address), reader); }));
+}
+
 /// A result on a GPU, for DLPack: its reader's stream is known only when it asks.
 class PyGpuTensor {
  public:
@@ -164,6 +178,7 @@ class PyGpuTensor {
       throw py::value_error("stream 0 is ambiguous: 1 is the legacy default stream, 2 that of the thread");
     void* reader = reinterpret_cast<void*>(given == -1 ? kLegacy : given);
     check_or_raise(without_gil([&] { return tensor_.device->use_on(reader); }));
+    handed_on().add(tensor_);
     return to_capsule(tensor_, {kDLCUDA, tensor_.device->ordinal()});
   }
 
@@ -204,6 +219,7 @@ actors::ClientValue to_client_value(py::handle value, const std::string& name) {
 py::object from_client_value(const actors::ClientValue& value) { return std::visit(ToPython{}, value); }
 
 void define_gpu_tensor(py::module_& module) {
+  module.def("record_stream", record_stream, py::arg("address"), py::arg("stream"));
   py::class_<PyGpuTensor>(module, "GpuTensor")
       .def("__dlpack__", &PyGpuTensor::dlpack, py::arg("stream") = py::none())
       .def("__dlpack_device__", &PyGpuTensor::dlpack_device);

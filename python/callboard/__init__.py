@@ -19,6 +19,7 @@ from callboard.errors import CallboardError
 if TYPE_CHECKING:
     from callboard._launch import launch
     from callboard._native import list_clusters
+    from callboard._tensors import record_stream
     from callboard.cluster import Cluster, connect, empty
     from callboard.future import TensorFuture
     from callboard.kernels import kernel
@@ -36,6 +37,7 @@ __all__ = [
     "kernel",
     "launch",
     "list_clusters",
+    "record_stream",
 ]
 
 _WHERE = {
@@ -48,6 +50,7 @@ _WHERE = {
     "kernel": "callboard.kernels",
     "launch": "callboard._launch",
     "list_clusters": "callboard._native",
+    "record_stream": "callboard._tensors",
 }
 
 

@@ -262,6 +262,9 @@ class GpuTensor:
     def __dlpack__(self, stream: int | None = None, **options: Any) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+def record_stream(address: int, stream: int) -> None:
+    """`stream` (a cudaStream_t; 0: the legacy default one) reads the result on a GPU whose memory holds `address`."""
+
 class Client:
     """One connection to a cluster. Any thread may call; close() (or the end of the object) cancels what is pending."""
 

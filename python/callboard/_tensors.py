@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from callboard.errors import InputError
+from callboard import _native
+from callboard.errors import InputError, from_fields
 
 # A strided view is sent as the memory it spans; beyond this waste it is copied together first.
 _WASTE_BYTES_MAX = 64 * 1024
@@ -78,6 +79,25 @@ def from_native(value: Any) -> Any:
     if value is None or isinstance(value, (int, float, str)):
         return value
     return from_dlpack(value)
+
+
+def record_stream(tensor: torch.Tensor, stream: Any = None) -> None:
+    """Tells that `stream` reads a result that lies on a GPU (`output_device: cuda`), as Tensor.record_stream does of
+    torch's own memory: what the stream is given from here on runs after whoever wrote the tensor, and the memory stays
+    the tensor's until the stream has done what it had been given when the tensor was freed.
+
+    Needed for every stream that reads it but the one that was current when the result was taken. `stream` is a
+    torch.cuda.Stream of the tensor's GPU; None is the current one. InputError if the tensor is no such result,
+    TensorLost if the device that made it has ended. Thread-safe.
+    """
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_cuda:
+        what = f"is on {tensor.device}" if isinstance(tensor, torch.Tensor) else f"is a {type(tensor).__name__}"
+        raise InputError(f"record_stream takes a result on a GPU; 'tensor' {what}")
+    handle = (torch.cuda.current_stream(tensor.device) if stream is None else stream).cuda_stream
+    try:
+        _native.record_stream(tensor.untyped_storage().data_ptr(), handle)
+    except _native.NativeError as failure:
+        raise from_fields(failure.error) from None
 
 
 def _unwrapped(value: torch.Tensor, name: str) -> torch.Tensor:

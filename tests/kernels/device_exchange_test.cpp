@@ -366,21 +366,111 @@ TEST_CASE("R85: a device that can run nothing more fails the run that finds it, 
   CHECK(device.failures == 1);
 }
 
-TEST_CASE("a result made of memory whose owner went meanwhile is not shown") {
-  Device device;
+namespace {
+
+/// A block that this device lent, as if another one had.
+WireValue lent_by_another(Device& device, std::int64_t size) {
   device.prove();
-  const Fragment first = relus("owner", 1, kLarge, false, 1);
+  const Fragment first = relus("owner", 1, size, false, 1);
   REQUIRE(device.runtime->load(first));
-  RunOrder order = TestDevice::order(first, {to_wire(at::rand({kLarge}))});
+  RunOrder order = TestDevice::order(first, {to_wire(at::rand({size}))});
   order.edge_holders = {kReader};
   const RunResult lent = device.runtime->run(std::move(order));
   REQUIRE_FALSE(lent.error);
-  device.runtime->runtime().owner_gone(kSelf);
-  const RunResult read = device.runtime->run(relus("reader", 1, kLarge), {lent.on_edges.at(0)});
+  WireValue value = lent.on_edges.at(0);
+  std::get<CudaIpcBlock>(std::get<TensorHandle>(value).data).owner = kReader;
+  return value;
+}
+
+}  // namespace
+
+TEST_CASE("a result made of memory whose owner went before the device had read it is not shown, lent or copied") {
+  Device device;
+  const bool lends = GENERATE(true, false);
+  const WireValue lent = lent_by_another(device, kLarge);
+  // Its kernels are queued by then; the owner ends while the device is still at work.
+  device.state.wait_for_device = [&]() -> Status {
+    device.runtime->runtime().owner_gone(kReader);
+    return {};
+  };
+  const Fragment fragment = relus("reader", 1, kLarge, !lends, lends ? 1 : 0);
+  REQUIRE(device.runtime->load(fragment));
+  RunOrder order = TestDevice::order(fragment, {lent});
+  if (lends) order.edge_holders = {kReader};
+  const RunResult read = device.runtime->run(std::move(order));
   REQUIRE(read.error);
   CHECK(read.error->code == ErrorCode::kTensorLost);
+  CHECK(read.error->actor == "cpu0#1");
   CHECK(read.to_client.empty());
+  CHECK(read.on_edges.empty());
+  CHECK(device.leases() == 0);  // neither the input's nor one of a result that nobody hears of
   CHECK(test_memory().arena->stats().leases == 0);
+}
+
+TEST_CASE("a run whose inputs are the device's own or the host's lends its results before the device has made them") {
+  Device device;
+  device.prove();
+  const Fragment fragment = relus("first stage", 1, kLarge, false, 1);
+  REQUIRE(device.runtime->load(fragment));
+  RunOrder order = TestDevice::order(fragment, {to_wire(at::rand({kLarge}))});
+  order.edge_holders = {kReader};
+  const RunResult lent = device.runtime->run(std::move(order));
+  REQUIRE_FALSE(lent.error);
+  REQUIRE(is_lent(lent.on_edges.at(0)));
+  CHECK(device.state.synchronized == 0);
+  RunOrder again = TestDevice::order(fragment, {lent.on_edges[0]});
+  again.edge_holders = {kReader};
+  CHECK_FALSE(device.runtime->run(std::move(again)).error);
+  CHECK(device.state.synchronized == 0);
+}
+
+TEST_CASE("a state made of memory whose owner went before the device had read it does not move on") {
+  Device device;
+  const WireValue lent = lent_by_another(device, kLarge);
+  FragmentMaker maker("state of another's memory");
+  const ValueSpec spec = tensor_spec(DType::kFloat32, {kLarge});
+  const ValueId x = maker.input(spec);
+  const ValueId total = add_constant(maker, at::zeros({kLarge}));
+  const ValueId after = maker.node("aten::add.Tensor", {value(total), value(x)}, {}, spec);
+  maker.state(total, after);
+  maker.output(after);
+  const Fragment fragment = maker.build();
+  REQUIRE(device.runtime->load(fragment));
+  const at::Tensor one = at::ones({kLarge});
+  CHECK(device.runtime->run(TestDevice::order(fragment, {to_wire(one)})).state_version == 1);
+  device.state.wait_for_device = [&]() -> Status {
+    device.runtime->runtime().owner_gone(kReader);
+    return {};
+  };
+  const RunResult lost = device.runtime->run(TestDevice::order(fragment, {lent}));
+  REQUIRE(lost.error);
+  CHECK(lost.error->code == ErrorCode::kTensorLost);
+  device.state.wait_for_device = nullptr;
+  const RunResult next = device.runtime->run(TestDevice::order(fragment, {to_wire(one)}));
+  REQUIRE_FALSE(next.error);
+  CHECK(next.state_version == 2);
+  CHECK(identical(from_wire(next.to_client.at(0)), one + one));
+}
+
+TEST_CASE("what a copy that broke off may still read stays until the device has read it") {
+  Device device;
+  const WireValue lent = lent_by_another(device, kLarge);
+  const auto read = std::make_shared<std::atomic<bool>>(false);
+  device.state.unread = read;
+  FragmentMaker maker("hands its input on");
+  const ValueId x = maker.input(tensor_spec(DType::kFloat32, {kLarge}));
+  maker.output(x);
+  const Fragment fragment = maker.build();
+  REQUIRE(device.runtime->load(fragment));
+  const RunResult broken = device.runtime->run(TestDevice::order(fragment, {lent}));
+  REQUIRE(broken.error);
+  CHECK(broken.error->code == ErrorCode::kDeadlineExceeded);
+  CHECK(device.leases() == 1);
+  device.runtime->runtime().trim();
+  CHECK(device.leases() == 1);
+  *read = true;
+  device.runtime->runtime().trim();
+  CHECK(device.leases() == 0);
 }
 
 TEST_CASE("a plug-in that cannot be used is named with its file and what is wrong with it") {

@@ -286,3 +286,16 @@ def test_the_cluster_file_is_checked_by_the_same_parser():
     assert error["kind"] == "config"
     assert "a.yaml:1:1" in error["text"]
     assert json.loads(_native.config_schema())["type"] == "object"
+
+
+def test_a_stream_is_recorded_for_results_on_gpus_only():
+    """Everything else is refused with what it is."""
+    import torch
+
+    import callboard
+
+    assert refusal(_native.record_stream, 4096, 0)["name"] == "bad_input"
+    with pytest.raises(callboard.errors.InputError, match="'tensor' is on cpu"):
+        callboard.record_stream(torch.ones(2))
+    with pytest.raises(callboard.errors.InputError, match="'tensor' is a list"):
+        callboard.record_stream([1.0])  # type: ignore[arg-type]

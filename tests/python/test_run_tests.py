@@ -62,3 +62,21 @@ def test_a_failed_case_is_counted_and_its_program_named(run_tests: types.ModuleT
 def test_a_program_ended_at_its_limit_has_failed(run_tests: types.ModuleType, tmp_path: pathlib.Path) -> None:
     outcome = run_tests.read_ctest_report(report(tmp_path, "fail", '<failure message="Timeout"/>'))
     assert outcome.failures == ["some_test (fail)"]
+
+
+def test_a_failed_program_is_quoted_from_where_it_says_why(run_tests: types.ModuleType, tmp_path: pathlib.Path) -> None:
+    noise = "\n".join(f"info number {i}" for i in range(100))
+    text = f"{noise}\nWARNING: ThreadSanitizer: data race\n  Read of size 8\n{noise}"
+    outcome = run_tests.read_ctest_report(
+        report(tmp_path, "fail", f"<failure message=''/><system-out>{text}</system-out>")
+    )
+    said = outcome.said["some_test (fail)"].splitlines()
+    assert [line.strip() for line in said[:5]] == [
+        "info number 97",
+        "info number 98",
+        "info number 99",
+        "WARNING: ThreadSanitizer: data race",
+        "Read of size 8",
+    ]
+    assert len(said) == 40
+    assert run_tests.excerpt("short\ntext").split() == ["short", "text"]

@@ -31,6 +31,11 @@ class Outcome:
     skipped: int = 0
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    said: dict[str, str] = field(default_factory=dict)  # by failure: the part of its output that tells why
+
+    def fail(self, name: str, text: str) -> None:
+        self.failures.append(name)
+        self.said[name] = excerpt(text)
 
 
 def run(log: pathlib.Path, command: list[str], timeout: float, env: dict[str, str] | None = None) -> int:
@@ -105,10 +110,10 @@ def read_ctest_report(report: pathlib.Path) -> Outcome:
         elif partial:
             outcome.passed += int(partial.group(2) or 0)
             outcome.failed += int(partial.group(3))
-            outcome.failures.append(f"{case.get('name')}\n{excerpt(text)}")
+            outcome.fail(case.get("name", "?"), text)
         else:
             outcome.failed += 1
-            outcome.failures.append(f"{case.get('name')} ({case.get('status')})\n{excerpt(text)}")
+            outcome.fail(f"{case.get('name')} ({case.get('status')})", text)
         outcome.notes += [f"{case.get('name')}: {line.strip()}" for line in text.splitlines()
                           if line.strip().lower().startswith("skipped:")]
     outcome.skipped = len(outcome.notes)
@@ -165,8 +170,7 @@ def stage_python(log: pathlib.Path, arguments: argparse.Namespace) -> Outcome:
         for case in suite.iter("testcase"):
             if case.find("failure") is not None or case.find("error") is not None:
                 why = case.find("failure") if case.find("failure") is not None else case.find("error")
-                text = "" if why is None else why.text or ""
-                outcome.failures.append(f"{case.get('classname')}::{case.get('name')}\n{excerpt(text)}")
+                outcome.fail(f"{case.get('classname')}::{case.get('name')}", "" if why is None else why.text or "")
             for skip in case.iter("skipped"):
                 outcome.notes.append(f"{case.get('name')} skipped: {skip.get('message')}")
     if code != 0 and outcome.failed == 0:
@@ -241,7 +245,7 @@ def main() -> int:
               f"({time.monotonic() - stage_begin:.0f} s)", flush=True)
         for note in outcome.notes:
             print(f"    {note}")
-        failures += [f"{name}: {failure}" for failure in outcome.failures]
+        failures += [f"{name}: {failure}\n{outcome.said.get(failure, '')}".rstrip() for failure in outcome.failures]
         if outcome.failed and arguments.fail_fast:
             break
     for failure in failures:

@@ -36,9 +36,12 @@ struct FakeDevice {
   std::atomic<int> read_backs{0};
   std::atomic<int> synchronized{0};
   std::atomic<int> captures{0};
-  std::atomic<int> entered_late{0};    // while something was lendable: inputs were imported before it
-  std::atomic<int> copies_refused{0};  // the next ones, for want of memory
-  std::function<Status()> replay;      // compute stream
+  std::atomic<int> entered_late{0};         // while something was lendable: inputs were imported before it
+  std::atomic<int> copies_refused{0};       // the next ones, for want of memory
+  std::function<Status()> replay;           // compute stream
+  std::function<Status()> wait_for_device;  // when a stream is synchronized
+  /// Copies to the host break off, and what they have read is read only when this is true.
+  std::shared_ptr<std::atomic<bool>> unread;
   std::atomic<bool> can_lend{true};
   std::atomic<bool> lend_refused{false};
   std::atomic<bool> capture_refused{false};
@@ -46,6 +49,16 @@ struct FakeDevice {
   std::atomic<bool> owner_lost{false};
 };
 inline FakeDevice* fake = nullptr;
+
+/// Of a stream that has not done what it was given; one flag for all of them.
+class FakeEvent final : public DeviceEvent {
+ public:
+  explicit FakeEvent(std::shared_ptr<std::atomic<bool>> passed) : passed_(std::move(passed)) {}
+  bool ready() const override { return *passed_; }
+
+ private:
+  const std::shared_ptr<std::atomic<bool>> passed_;
+};
 
 class FakeWork final : public CapturedWork {
  public:
@@ -62,7 +75,10 @@ class FakeStream final : public StreamContext {
   }
   void leave() override { real_->leave(); }
   bool is_current() const override { return real_->is_current(); }
-  std::shared_ptr<DeviceEvent> record() override { return real_->record(); }
+  std::shared_ptr<DeviceEvent> record() override {
+    if (fake->unread && kind_ == StreamKind::kCommunicate) return std::make_shared<FakeEvent>(fake->unread);
+    return real_->record();
+  }
   Status wait(const DeviceEvent& event, TimePoint deadline) override { return real_->wait(event, deadline); }
   Status copy(void* to, const void* from, std::size_t bytes) override {
     if (fake->copies_refused > 0) {
@@ -73,11 +89,12 @@ class FakeStream final : public StreamContext {
   }
   Status read_back(void* to, const void* from, std::size_t bytes, TimePoint deadline) override {
     ++fake->read_backs;
+    if (fake->unread) return fail(ErrorCode::kDeadlineExceeded, "the deadline passed in the middle of a copy");
     return real_->read_back(to, from, bytes, deadline);
   }
   Status synchronize(TimePoint) override {
     ++fake->synchronized;
-    return {};
+    return fake->wait_for_device ? fake->wait_for_device() : Status();
   }
   bool can_capture() const override { return true; }
   Result<std::unique_ptr<CapturedWork>> capture(const std::function<Status()>& work) override {

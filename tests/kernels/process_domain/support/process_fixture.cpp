@@ -1,51 +1,18 @@
 #include "tests/kernels/process_domain/support/process_fixture.h"
 
 #include <chrono>
-#include <csignal>
 #include <stdexcept>
 #include <thread>
 
 #include <nlohmann/json.hpp>
 
-#include "actors/core/process.h"
+#include "actors/device/helper_spawner.h"
 #include "kernels/process_domain/process_domain.h"
 #include "tests/kernels/support/test_device.h"
 
 namespace callboard::testing {
 
 using namespace kernels;
-
-namespace {
-
-class Child final : public HelperProcess {
- public:
-  explicit Child(actors::Process process) : process_(std::move(process)) {}
-  std::int64_t pid() const override { return process_.pid(); }
-  int pidfd() const override { return process_.pidfd(); }
-  void kill() noexcept override { process_.signal_group(SIGKILL); }
-  std::string how_it_ended(TimePoint deadline) override {
-    const auto exit = process_.reap_until(deadline);
-    return exit ? exit->to_string() : std::string();
-  }
-
- private:
-  actors::Process process_;
-};
-
-/// A device spawns on its main thread, where these cases run; the domain's starter asks from a thread of its own. So no
-/// child dies with a thread here: it ends with its socket.
-Result<std::unique_ptr<HelperProcess>> spawn(const std::vector<std::pair<int, int>>& fds) {
-  actors::SpawnOptions options;
-  options.program = CALLBOARD_DEVICE_PROGRAM;
-  options.arguments = {"--gil-domain"};
-  options.environment = actors::environment_with({});
-  options.fds = fds;
-  options.die_with_parent = false;
-  CALLBOARD_ASSIGN(actors::Process process, actors::Process::spawn(options));
-  return std::make_unique<Child>(std::move(process));
-}
-
-}  // namespace
 
 PythonOptions process_options(const std::vector<std::string>& functions) {
   test_memory();
@@ -54,7 +21,11 @@ PythonOptions process_options(const std::vector<std::string>& functions) {
   for (const std::string& function : functions)
     options.kernels.push_back({"standin_kernels:" + function, "", false, ""});
   DomainProcesses processes;
-  processes.spawn = spawn;
+  // A device spawns on its main thread, where these cases run; the domain's starter asks from a thread of its own. So
+  // no child dies with a thread here: it ends with its socket.
+  processes.spawn = [](const actors::HelperSpawner::Fds& fds) {
+    return actors::HelperSpawner::start(CALLBOARD_DEVICE_PROGRAM, fds, /*die_with_parent=*/false);
+  };
   processes.open_segment = [](const ActorId& owner, SegmentId segment) -> Result<OpenedSegment> {
     if (owner != kPeer) return fail(ErrorCode::kTensorLost, "no such owner");
     CALLBOARD_ASSIGN(Arena::Descriptor opened, test_memory().peer->descriptor(segment, false));
