@@ -249,22 +249,29 @@ void OperationDesk::settle(TimePoint now) {
   const bool ready = members_.all_ready();
   std::string failed;
   std::string missing;
+  std::vector<Error> ends;
   if (!waits_.empty()) {
     for (const Device& device : members_.devices()) {
       if (device.state == DeviceState::kReady) continue;
       std::string& list = device.state == DeviceState::kFailed ? failed : missing;
       list += (list.empty() ? "'" : ", '") + device.name + "' is " + std::string(device_state_name(device.state));
-      if (device.last_exit) list += " (" + device.last_exit->message + ")";
+      if (!device.last_exit) continue;
+      list += " (" + device.last_exit->message + ")";
+      ends.push_back(*device.last_exit);
     }
   }
+  const auto refusal = [&ends](ErrorCode code, std::string message) {
+    Error error(code, std::move(message), "see `callboard logs`");
+    error.causes = ends;
+    return fail(std::move(error));
+  };
   for (const ReadyWait& wait : std::exchange(waits_, {})) {
     if (ready) {
       answer(wait.client, wait.request, text_of({{"ready", true}}));
     } else if (!failed.empty()) {
-      answer(wait.client, wait.request, fail(ErrorCode::kStartFailed, failed, "see `callboard logs`"));
+      answer(wait.client, wait.request, refusal(ErrorCode::kStartFailed, failed));
     } else if (wait.deadline <= now) {
-      answer(wait.client, wait.request,
-             fail(ErrorCode::kNotReady, "not ready in time: " + missing, "see `callboard logs`"));
+      answer(wait.client, wait.request, refusal(ErrorCode::kNotReady, "not ready in time: " + missing));
     } else {
       waits_.push_back(wait);
     }

@@ -237,16 +237,16 @@ def _connect(node: NodeProcess, until: float, timeout: float) -> _native.Client:
 
 
 def _start_error(failure: _native.NativeError, node: NodeProcess, timeout: float) -> CallboardError:
-    """What the coordinator answered, with the last words of the processes that ended."""
+    """What the coordinator answered, with the last words of the processes that ended: its own account of them or, where
+    it gave none, what the node actor has told by now."""
     cause = from_fields(failure.error)
-    exits = node.exits()
-    ends = [
+    ends = list(cause.causes) or [
         StartError(
             f"{event.get('name')}#{event.get('incarnation')} ended: {event.get('cause')}",
             actor=f"{event.get('name')}#{event.get('incarnation')}",
             detail=str(event.get("log_tail", "")),
         )
-        for event in exits[-3:]
+        for event in node.exits()[-3:]
     ]
     message = cause.message if cause.code != _NOT_READY else f"{cause.message} (within {timeout:g} s)"
     return StartError(f"the cluster did not start: {message}", hint=cause.hint, detail=cause.detail, causes=ends)

@@ -151,6 +151,9 @@ TEST_CASE("wait_ready answers when all are ready, when one has failed, or in tim
   const Error failed = bad(f);
   CHECK(failed.code == ErrorCode::kStartFailed);
   CHECK(failed.message.find("SIGABRT") != std::string::npos);
+  REQUIRE(failed.causes.size() == 1);
+  CHECK(failed.causes[0].actor == "cpu1#1");
+  CHECK(failed.causes[0].code == ErrorCode::kActorDied);
   REQUIRE(f.join(Role::kDevice, ActorId{"cpu1", 2}));
   ask(f, "wait_ready");
   CHECK(good(f)["ready"] == true);
