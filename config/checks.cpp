@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "config/scalars.h"
+#include "config/validation.h"
 
 namespace callboard::config {
 namespace {
@@ -30,6 +31,7 @@ class Checks {
     check_times();
     check_tracing();
     check_python_kernels();
+    check_operator_libraries();
     expand_devices();
     check_paths();
     check_memory();
@@ -43,9 +45,11 @@ class Checks {
     const auto found = read_.given.find(path);
     return found == read_.given.end() ? Place{} : found->second;
   }
-  static Place place_of(const EntryRead& entry, std::string_view key) {
-    const auto found = entry.given.find(key);
-    return found == entry.given.end() ? entry.place : found->second;
+  /// Of a key of an item of a list, or of the item.
+  template <class Read>
+  static Place place_of(const Read& read, std::string_view key) {
+    const auto found = read.given.find(key);
+    return found == read.given.end() ? read.place : found->second;
   }
   void error(ErrorCode code, Place place, std::string message, std::string hint = {}) {
     findings_.error(code, place.at, place.width, std::move(message), std::move(hint));
@@ -100,11 +104,6 @@ class Checks {
   // -- Python kernels
   // -----------------------------------------------------------------------------------------------------
 
-  static Place place_of(const KernelRead& read, std::string_view key) {
-    const auto found = read.given.find(key);
-    return found == read.given.end() ? read.place : found->second;
-  }
-
   void check_python_kernels() {
     std::map<std::string, std::string> targets;
     for (KernelRead& read : read_.kernels) {
@@ -136,6 +135,31 @@ class Checks {
               "it is looked for in the target's own module");
       }
       read_.config.python.kernels.push_back(std::move(read.kernel));
+    }
+  }
+
+  void check_operator_libraries() {
+    std::map<std::string, std::string> paths;
+    for (LibraryRead& read : read_.libraries) {
+      const OperatorLibraryConfig& library = read.library;
+      if (!read.given.contains("path")) {
+        error(ErrorCode::kConfigMissing, read.place, read.label + " has no path",
+              "name the library, as in {path: /srv/libmyops.so}");
+      } else if (const auto [owner, fresh] = paths.try_emplace(library.path, read.label); !fresh) {
+        error(ErrorCode::kConfigConflict, place_of(read, "path"),
+              "the library " + shown(library.path) + " is named by " + owner->second + " and by " + read.label,
+              "remove one");
+      } else if (const std::string problem = problem_with_library(library.path); !problem.empty()) {
+        const Place place = place_of(read, "path");
+        findings_.warning(ErrorCode::kFileNotFound, place.at, place.width, read.label + ".path: " + problem,
+                          "the cluster does not start here");
+      }
+      if (read.given.contains("sha256") && !is_sha256(library.sha256)) {
+        error(ErrorCode::kConfigOutOfRange, place_of(read, "sha256"),
+              read.label + ".sha256 is '" + shown(library.sha256) + "', which is not 64 hexadecimal digits",
+              "as `sha256sum FILE` prints it");
+      }
+      read_.config.operators.push_back(std::move(read.library));
     }
   }
 
@@ -356,7 +380,7 @@ class Checks {
                       "lower memory_limit, or expect the system to kill processes when all are used in full");
   }
 
-  /// A warning: the file may be for another machine. Starting it here is refused (check_kinds_here).
+  /// A warning: the file may be for another machine. Starting it here is refused (check_runs_here).
   void check_kinds() {
     std::set<std::string> told;
     for (const EntryRead& read : read_.devices) {

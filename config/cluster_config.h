@@ -47,6 +47,12 @@ struct PythonConfig {
   std::uint64_t memory_limit = 0;  ///< of a process's ordinary memory; 0: none
 };
 
+/// A shared library of operators that every device loads.
+struct OperatorLibraryConfig {
+  std::string path;    ///< absolute
+  std::string sha256;  ///< of the file, 64 hexadecimal digits; empty: not checked
+};
+
 struct RestartConfig {
   std::string policy = "on-failure";  ///< never | on-failure
   std::uint32_t max = 5;
@@ -98,6 +104,7 @@ struct ClusterConfig {
   TracingConfig tracing;
   ChecksConfig checks;
   PythonConfig python;
+  std::vector<OperatorLibraryConfig> operators;
 };
 
 /// Parses and validates. `file` is only used in error messages. All findings at once (at most 50, sorted by position)

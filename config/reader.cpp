@@ -105,8 +105,10 @@ class Reader {
       given.emplace(label, Place{entry.at, entry.width()});
       if (devices) {
         read_devices(entry, section, lists->devices);
+      } else if (section.path == "python.kernels[]") {
+        read_items(entry, section, lists->kernels, &KernelRead::kernel, &Draft::kernel);
       } else {
-        read_kernels(entry, section, lists->kernels);
+        read_items(entry, section, lists->libraries, &LibraryRead::library, &Draft::library);
       }
     } else {
       read_map(entry.value, section.path, label, draft, given, lists);
@@ -114,7 +116,9 @@ class Reader {
   }
 
   static std::string example_of(const Section& section) {
-    return section.path == "devices[]" ? "devices: [{kind: cpu}]" : "kernels: [{target: \"my_module:my_function\"}]";
+    if (section.path == "devices[]") return "devices: [{kind: cpu}]";
+    if (section.path == "operators[]") return "operators: [{path: /srv/libmyops.so}]";
+    return "kernels: [{target: \"my_module:my_function\"}]";
   }
 
   void read_devices(const DocumentEntry& entry, const Section& section, std::vector<EntryRead>& devices) {
@@ -132,21 +136,24 @@ class Reader {
     }
   }
 
-  void read_kernels(const DocumentEntry& entry, const Section& section, std::vector<KernelRead>& kernels) {
+  /// A list of maps whose items each stand for themselves.
+  template <class Read, class Item>
+  void read_items(const DocumentEntry& entry, const Section& section, std::vector<Read>& items, Item Read::*into,
+                  Item Draft::*from) {
     const std::size_t count = entry.value.items.size();
     if (count > static_cast<std::size_t>(section.items_max)) {
       findings_.error(ErrorCode::kConfigOutOfRange, entry.at, entry.width(),
-                      "python.kernels has " + std::to_string(count) + " entries; at most " +
-                          std::to_string(section.items_max) + " are possible");
+                      std::string(section.path.substr(0, section.path.size() - 2)) + " has " + std::to_string(count) +
+                          " entries; at most " + std::to_string(section.items_max) + " are possible");
       return;
     }
     for (std::size_t i = 0; i < count; ++i) {
-      KernelRead kernel;
-      kernel.place = {entry.value.items[i].at, entry.value.items[i].width()};
+      Read item;
+      item.place = {entry.value.items[i].at, entry.value.items[i].width()};
       Draft draft;
-      const bool good = read_item(entry, i, section, draft, kernel.label, kernel.given);
-      kernel.kernel = std::move(draft.kernel);
-      if (good) kernels.push_back(std::move(kernel));
+      const bool good = read_item(entry, i, section, draft, item.label, item.given);
+      item.*into = std::move(draft.*from);
+      if (good) items.push_back(std::move(item));
     }
   }
 

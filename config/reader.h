@@ -37,10 +37,19 @@ struct KernelRead {
   std::string label;  ///< "python.kernels[1]"
 };
 
+/// An entry of operators.
+struct LibraryRead {
+  OperatorLibraryConfig library;
+  Place place;
+  Places given;
+  std::string label;  ///< "operators[0]"
+};
+
 struct ClusterRead {
-  ClusterConfig config;  ///< without devices and Python kernels
+  ClusterConfig config;  ///< without what is in the lists below
   std::vector<EntryRead> devices;
   std::vector<KernelRead> kernels;
+  std::vector<LibraryRead> libraries;
   Places given;
 };
 

@@ -188,6 +188,18 @@ void write_kernel(const PythonKernelConfig& kernel, const std::string& margin, s
   out += margin + "- {" + entry + "}\n";
 }
 
+void write_library(const OperatorLibraryConfig& library, const std::string& margin, std::string& out) {
+  Draft draft;
+  draft.library = library;
+  std::string entry;
+  for (const Field* field : fields_of("operators[]")) {
+    const Value value = field->get(draft);
+    if (std::get<std::string>(value).empty()) continue;
+    entry += (entry.empty() ? "" : ", ") + std::string(field->key()) + ": " + write_value(*field, value);
+  }
+  out += margin + "- {" + entry + "}\n";
+}
+
 void write_yaml(const Section& section, const Draft& draft, std::size_t indent, std::string& out) {
   const std::string margin(indent, ' ');
   for (const Field* field : fields_of(section.path)) {
@@ -202,6 +214,11 @@ void write_yaml(const Section& section, const Draft& draft, std::size_t indent, 
     if (sub->path == "python.kernels[]") {
       out += margin + "kernels:" + (draft.config.python.kernels.empty() ? " []\n" : "\n");
       for (const PythonKernelConfig& kernel : draft.config.python.kernels) write_kernel(kernel, margin + "  ", out);
+      continue;
+    }
+    if (sub->path == "operators[]") {
+      out += margin + "operators:" + (draft.config.operators.empty() ? " []\n" : "\n");
+      for (const OperatorLibraryConfig& library : draft.config.operators) write_library(library, margin + "  ", out);
       continue;
     }
     out += margin + std::string(sub->key()) + ":\n";

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <type_traits>
 #include <utility>
 
@@ -225,6 +226,18 @@ void add_python(std::vector<Field>& table) {
       "none")));
 }
 
+void add_operators(std::vector<Field>& table) {
+  table.push_back(bind<&Draft::library, &OperatorLibraryConfig::path>(
+      with_default(base("operators[].path", FieldType::kPath,
+                        "The library. It registers its operators when it is loaded (`TORCH_LIBRARY`), and is built for "
+                        "the torch that Callboard was built with."),
+                   "must be given")));
+  table.push_back(bind<&Draft::library, &OperatorLibraryConfig::sha256>(
+      with_default(base("operators[].sha256", FieldType::kText,
+                        "SHA-256 of the file, as `sha256sum` prints it. A device does not load another one."),
+                   "not checked")));
+}
+
 void add_supervision(std::vector<Field>& table) {
   table.push_back(bind<&Draft::config, &ClusterConfig::restart, &RestartConfig::policy>(choice(
       "restart.policy", {"never", "on-failure"}, "Whether an actor whose process ended by itself is started again.")));
@@ -302,6 +315,7 @@ std::vector<Field> make_fields() {
   add_root(table);
   add_devices(table);
   add_python(table);
+  add_operators(table);
   add_supervision(table);
   add_limits(table);
   add_observation(table);
@@ -345,7 +359,7 @@ std::span<const Field> fields() {
 }
 
 std::span<const Section> sections() {
-  static constexpr std::array<Section, 11> table{{
+  static constexpr std::array<Section, 12> table{{
       {"", "A cluster on one machine."},
       {"devices[]",
        "The devices of the cluster, at least one. `devices: [{kind: cpu, count: 2}]` alone is a whole cluster file.", 1,
@@ -354,6 +368,10 @@ std::span<const Section> sections() {
       {"python.kernels[]",
        "The allow list. A program names operators; which function that is, and where, only this says.", 0,
        kPythonKernelsMax},
+      {"operators[]",
+       "Shared libraries of operators of your own, which every device loads at its start, in this order. "
+       "`callboard status -o json` says which operators each of them brings.",
+       0, kOperatorLibrariesMax},
       {"restart",
        "When a device actor's process ends by itself. The coordinator is never started again: its end, like the node "
        "actor's, is the end of the cluster, and every device stops."},
@@ -448,6 +466,11 @@ bool is_python_target(std::string_view text) {
   const std::size_t colon = text.find(':');
   return colon != std::string_view::npos && is_python_name(text.substr(0, colon)) &&
          is_python_name(text.substr(colon + 1));
+}
+
+bool is_sha256(std::string_view text) {
+  return text.size() == 64 &&
+         std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isxdigit(c) != 0; });
 }
 
 bool is_gpu_uuid(std::string_view text) {

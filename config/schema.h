@@ -28,11 +28,12 @@ struct DeviceEntry {
   std::string python = "auto";
 };
 
-/// What the table's setters write to: the cluster, and the entry of `devices` or of `python.kernels` being read.
+/// What the table's setters write to: the cluster, and the entry of a list being read.
 struct Draft {
   ClusterConfig config;
   DeviceEntry device;
   PythonKernelConfig kernel;
+  OperatorLibraryConfig library;
 };
 
 struct ByteSize {
@@ -76,9 +77,10 @@ struct Section {
 
 constexpr std::int64_t kDevicesMax = 256;
 constexpr std::int64_t kPythonKernelsMax = 256;  // a model has tens of different operators
-constexpr std::size_t kPathsMax = 64;            // of one list
-constexpr std::size_t kTextMax = 4'000;          // of one value
-constexpr std::size_t kDeviceNameMax = 20;       // it is part of a socket's path
+constexpr std::int64_t kOperatorLibrariesMax = 64;
+constexpr std::size_t kPathsMax = 64;       // of one list
+constexpr std::size_t kTextMax = 4'000;     // of one value
+constexpr std::size_t kDeviceNameMax = 20;  // it is part of a socket's path
 
 /// In the order of the reference page; a section's fields stand together.
 std::span<const Field> fields();
@@ -103,6 +105,8 @@ bool is_device_name(std::string_view name);
 bool is_python_target(std::string_view text);
 /// "scale", "Model.scale".
 bool is_python_name(std::string_view text);
+/// 64 hexadecimal digits.
+bool is_sha256(std::string_view text);
 /// As CUDA and nvidia-smi write them: "GPU-" or "MIG-", then hexadecimal digits in groups.
 bool is_gpu_uuid(std::string_view text);
 

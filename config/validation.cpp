@@ -216,7 +216,16 @@ Result<ClusterConfig> parse_cluster(std::string_view text, std::string_view file
   return fail(std::move(error));
 }
 
-Status check_kinds_here(const ClusterConfig& config, const Machine& machine) {
+std::string problem_with_library(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0 || ::access(path.c_str(), R_OK) != 0) {
+    return path + " cannot be read: " + std::strerror(errno);
+  }
+  if (!S_ISREG(info.st_mode)) return path + " is not a file";
+  return {};
+}
+
+Status check_runs_here(const ClusterConfig& config, const Machine& machine) {
   for (const DeviceConfig& device : config.devices) {
     if (machine.runs(device.kind)) continue;
     std::string kinds;
@@ -231,6 +240,12 @@ Status check_kinds_here(const ClusterConfig& config, const Machine& machine) {
     return fail(ErrorCode::kUnsupported,
                 "device '" + device.name + "' is to run Python kernels, for which this installation has no plug-in",
                 "callboard_python.so is built with -DCALLBOARD_PYTHON=ON, where libpython is found");
+  }
+  for (const OperatorLibraryConfig& library : config.operators) {
+    if (const std::string problem = problem_with_library(library.path); !problem.empty()) {
+      return fail(ErrorCode::kFileNotFound, "the operator library " + problem,
+                  "correct `operators` in the cluster file");
+    }
   }
   return {};
 }

@@ -36,7 +36,10 @@ std::string format_findings(const Validation& validation, std::string_view text,
 /// hint}]}.
 std::string findings_json(const Validation& validation, std::string_view file);
 
-/// kUnsupported for the first device that this machine cannot run; asked before anything is started.
-Status check_kinds_here(const ClusterConfig& config, const Machine& machine);
+/// Of an operator library that cannot be loaded here: what is wrong with the file. Empty: nothing.
+std::string problem_with_library(const std::string& path);
+/// kUnsupported for the first device that this machine cannot run, kFileNotFound for a library that is not here; asked
+/// before anything is started.
+Status check_runs_here(const ClusterConfig& config, const Machine& machine);
 
 }  // namespace callboard::config

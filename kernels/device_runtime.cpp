@@ -40,11 +40,13 @@ class Runtime final : public DeviceRuntime {
   static Result<std::unique_ptr<DeviceRuntime>> create(RuntimeOptions options, Arena* arena, SegmentMap* segments,
                                                        ConstantOpener constants) {
     if (arena == nullptr) return fail(ErrorCode::kInternal, "a device runtime needs an arena");
+    CALLBOARD_ASSIGN(std::vector<LoadedLibrary> libraries, load_operator_libraries(options.operators));
     if (comes_by_plugin(options.kind)) CALLBOARD_TRY(load_plugin(options.kind));
     const BackendOptions device{options.self, options.index, options.uuid, options.memory_limit, options.release_lent};
     CALLBOARD_ASSIGN(std::unique_ptr<DeviceBackend> backend, make_backend(options.kind, device));
     std::unique_ptr<Runtime> runtime(
         new Runtime(std::move(options), std::move(backend), arena, segments, std::move(constants)));
+    runtime->libraries_ = std::move(libraries);
     CALLBOARD_ASSIGN(runtime->compute_, KernelStream::create(*runtime->backend_, StreamKind::kCompute,
                                                              runtime->options_.threads, runtime->options_.waiting));
     CALLBOARD_ASSIGN(runtime->communicate_, KernelStream::create(*runtime->backend_, StreamKind::kCommunicate, 1));
@@ -235,6 +237,7 @@ class Runtime final : public DeviceRuntime {
   void trace_span(const char* what, RunId run, TimePoint start);
 
   const RuntimeOptions options_;
+  std::vector<LoadedLibrary> libraries_;  // set once, before any stream runs
   const std::unique_ptr<DeviceBackend> backend_;
   DeviceExchange* const exchange_;  // the backend's; nullptr where device memory is host memory
   DeviceTransports transports_;
@@ -559,6 +562,7 @@ std::string Runtime::describe() const {
   if (const std::string own = backend_->describe(); !own.empty()) {
     text["backend_state"] = nlohmann::json::parse(own, nullptr, false);
   }
+  if (!libraries_.empty()) text["operator_libraries"] = nlohmann::json::parse(to_json(libraries_));
   if (python_) text["python"] = nlohmann::json::parse(python_->describe(), nullptr, false);
   auto operators = nlohmann::json::object();
   for (const auto& [op, total] : timing_hook_.totals()) {

@@ -73,7 +73,9 @@ Error unknown_operator(const std::string& op) {
   }
   Error error(ErrorCode::kUnknownOperator, "there is no operator '" + op + "' on this device");
   if (names.empty()) {
-    error.hint = "no operator of '" + space + "' is registered here: load the library that brings it on the device";
+    error.hint = "no operator of '" + space +
+                 "' is registered here: name the library that brings them in the cluster file: operators: "
+                 "[{path: /path/of/its/library.so}];";
     return error;
   }
   for (const std::string& near : nearest_names(op, names, kSuggestionsMax)) {

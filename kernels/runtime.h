@@ -14,6 +14,7 @@
 #include "kernels/memory/arena.h"
 #include "kernels/memory/mapped_file.h"
 #include "kernels/memory/segment_map.h"
+#include "kernels/operator_library.h"
 #include "messages/base/clock.h"
 #include "messages/graph.h"
 #include "messages/protocol.h"
@@ -114,6 +115,8 @@ struct RuntimeOptions {
   bool nan_check = false;     ///< NaN/Inf hook
   bool trace = false;         ///< trace hook armed from the start (set_trace changes it)
   bool timing = false;        ///< timing hook: totals per operator, in describe()
+  /// Users' shared libraries of operators; loaded first.
+  std::vector<OperatorLibrary> operators = {};
   /// Python kernels; opens the Python plug-in. Without it no line of Python is loaded.
   std::optional<PythonOptions> python = {};
   IdleWaiting waiting = {};

@@ -389,6 +389,15 @@ Result<ClusterRecord> find_cluster(const std::string& name_or_path) {
   if (!is_path) CALLBOARD_TRY(check_name(name_or_path));
   const std::string dir = is_path ? name_or_path : root_path() + "/" + name_or_path;
   if (auto record = live_record(dir)) return std::move(*record);
+  std::error_code none;
+  if (check_private(dir) && is_locked(dir) && fs::exists(dir + "/" + kRecordName, none)) {
+    const UniqueFd lock(::open((dir + "/" + kLockName).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+    const std::string pid = lock ? lock_owner(lock.get()) : "unknown";
+    return fail(ErrorCode::kEnvironment,
+                "the cluster in '" + dir + "' runs (process " + pid + "), but its " + kRecordName +
+                    " cannot be read: it is damaged, or of another version of Callboard",
+                "`kill " + pid + "` stops it");
+  }
   return not_found(is_path ? "no cluster is running in '" + dir + "'" : "no cluster '" + name_or_path + "' is running",
                    list_clusters());
 }

@@ -26,7 +26,7 @@
 #include "actors/device/device_core.h"
 #include "actors/device/device_queries.h"
 #include "actors/device/helper_spawner.h"
-#include "actors/device/python_options.h"
+#include "actors/device/runtime_options.h"
 #include "kernels/runtime.h"
 #include "messages/base/check.h"
 #include "messages/limits.h"
@@ -218,6 +218,7 @@ Status DeviceActor::start_runtime() {
     // Behind the answer that the run which found it is about to post.
     loop_->post([this] { loop_->in(kLastWords, [this] { end_failed_device(); }); });
   };
+  CALLBOARD_ASSIGN(runtime.operators, operator_libraries(options_.config.operators));
   if (device_.python != "none") {
     runtime.python = python_options(options_.config.python, [this] { return loop_->on_loop_thread(); });
   }

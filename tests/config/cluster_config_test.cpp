@@ -104,7 +104,7 @@ TEST_CASE("an unknown key gives the nearest name, where it belongs, or the list 
   CHECK(findings_of("devices: [{kind: cpu}]\ndeadline: 3s\n") ==
         "2:1 E201 unknown key 'deadline' at the top level | the key 'deadline' belongs in limits; allowed keys are "
         "version, name, retry, "
-        "devices, python, restart, heartbeat, limits, log, tracing and checks\n");
+        "devices, python, operators, restart, heartbeat, limits, log, tracing and checks\n");
   CHECK(findings_of("devices: [{kind: cpu}]\nrestart: {backoff: {wait: 1s}}\n") ==
         "2:21 E201 unknown key 'wait' in restart.backoff | allowed keys are min and max\n");
 }
@@ -260,12 +260,12 @@ TEST_CASE("a kind without a backend here is a warning in a file, once, and an er
   CHECK(validation.ok());
   REQUIRE(validation.warnings == 1);
   CHECK(validation.findings[0].message == "this installation has no backend for devices of kind 'cuda'");
-  const Status refused = check_kinds_here(validation.config, machine);
+  const Status refused = check_runs_here(validation.config, machine);
   REQUIRE_FALSE(refused);
   CHECK(refused.error().code == ErrorCode::kUnsupported);
   CHECK(refused.error().message.find("'cuda0'") != std::string::npos);
   machine.device_kinds = {"cpu", "cuda"};
-  CHECK(check_kinds_here(validation.config, machine));
+  CHECK(check_runs_here(validation.config, machine));
 }
 
 TEST_CASE("a GPU that one entry names twice is one fault") {
@@ -330,6 +330,40 @@ python:
         std::string::npos);
 }
 
+TEST_CASE("operator libraries: what an entry can and cannot be") {
+  const std::string here = CALLBOARD_SOURCE_DIR "/README.md";  // a file is all that is looked for
+  const std::string hash(64, 'a');
+  const auto text = [](const std::string& list) { return "devices: [{kind: cpu}]\noperators: " + list + "\n"; };
+  const auto has = [](const std::string& found, const std::string& part) {
+    INFO(found);
+    return found.find(part) != std::string::npos;
+  };
+  const Validation good = validate(text("[{path: " + here + "}, {path: /usr/bin/env, sha256: " + hash + "}]"));
+  REQUIRE(good.ok());
+  CHECK(good.findings.empty());
+  REQUIRE(good.config.operators.size() == 2);
+  CHECK(good.config.operators[0].path == here);
+  CHECK(good.config.operators[0].sha256.empty());
+  CHECK(good.config.operators[1].sha256 == hash);
+  CHECK(check_runs_here(good.config, test::machine()));
+
+  const std::string missing = text("[{path: /no/such/lib.so}]");
+  CHECK(has(findings_of(missing), "2:20 W211 operators[0].path: /no/such/lib.so cannot be read: No such file"));
+  const Status refused = check_runs_here(validate(missing).config, test::machine());
+  REQUIRE_FALSE(refused);
+  CHECK(refused.error().code == ErrorCode::kFileNotFound);
+  CHECK(has(refused.error().message, "/no/such/lib.so"));
+  CHECK(has(findings_of(text("[{path: /usr}]")), "/usr is not a file"));
+
+  CHECK(has(findings_of(text("[{}]")), "E207 operators[0] has no path"));
+  CHECK(has(findings_of(text("[{path: lib.so}]")), "is not an absolute path"));
+  CHECK(has(findings_of(text("[{path: /usr/bin/env}, {path: /usr/bin/env}]")),
+            "is named by operators[0] and by operators[1]"));
+  CHECK(has(findings_of(text("[{path: /usr/bin/env, sha256: abc}]")), "which is not 64 hexadecimal digits"));
+  CHECK(has(findings_of(text("[{path: /usr/bin/env, sha265: abc}]")), "did you mean 'sha256'?"));
+  CHECK(has(findings_of(text("/usr/bin/env")), "operators wants a list of maps"));
+}
+
 TEST_CASE("Python kernels: what an entry cannot be") {
   const auto found = [](const std::string& python) {
     return findings_of("devices: [{kind: cpu}]\npython: {" + python + "}\n");
@@ -366,11 +400,11 @@ TEST_CASE("Python kernels without the plug-in are a warning in a file and an err
   CHECK(validation.ok());
   REQUIRE(validation.findings.size() == 1);
   CHECK(validation.findings[0].message.find("cannot run Python kernels") != std::string::npos);
-  const Status here = check_kinds_here(validation.config, machine);
+  const Status here = check_runs_here(validation.config, machine);
   REQUIRE_FALSE(here);
   CHECK(here.error().code == ErrorCode::kUnsupported);
   CHECK(here.error().hint.find("callboard_python.so") != std::string::npos);
-  CHECK(check_kinds_here(validate("devices: [{kind: cpu}]").config, machine));
+  CHECK(check_runs_here(validate("devices: [{kind: cpu}]").config, machine));
 }
 
 TEST_CASE("memory beyond the machine's is a warning, not an error") {

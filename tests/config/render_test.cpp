@@ -44,6 +44,9 @@ python:
   kernels:
     - {target: "norms:rms_norm"}
     - {target: "pkg.ops:Model.scale", schema: "my::f(Tensor(a!) x, str m=\"a\") -> ()", random: true, warm_up: warm}
+operators:
+  - {path: /srv/lib/libmyops.so}
+  - {path: "/srv/more libs/x.so", sha256: "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}
 restart: {policy: never, max: 7, window: 2min, backoff: {min: 1s, max: 2s}}
 heartbeat: {interval: 1001ms, suspect: 2s, dead: 4s}
 limits: {requests_per_client: 8, clients: 3, deadline: 5s, start_timeout: 6s, stop_grace: 0s}

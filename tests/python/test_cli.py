@@ -68,6 +68,16 @@ def test_wrong_arguments_are_usage_errors_with_a_hint(arguments: list[str], expe
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("command", ["--help", "--version", "version", "config schema", "config reference"])
+def test_output_that_cannot_be_written_is_a_failure(command: str) -> None:
+    with pathlib.Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [str(BIN / "callboard"), *command.split()], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "callboard: the output could not be written: No space left on device\n"
+
+
 def test_help_is_a_command_too() -> None:
     for arguments in (["help"], ["help", "--help"], ["--help"], ["-h"]):
         result = callboard(*arguments)

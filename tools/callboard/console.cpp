@@ -1,9 +1,11 @@
 #include "tools/callboard/console.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include <unistd.h>
 
@@ -50,11 +52,17 @@ std::string harmless(std::string text) {
   return text;
 }
 
+std::atomic<int> stdout_problem{0};  // errno of the first write that failed, but for a reader that went
+
 void write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return;  // nobody reads any more
+    if (written < 0 && fd == STDOUT_FILENO && errno != EPIPE) {
+      int none = 0;
+      stdout_problem.compare_exchange_strong(none, errno);
+    }
+    if (written <= 0) return;
     text.remove_prefix(static_cast<std::size_t>(written));
   }
 }
@@ -124,10 +132,14 @@ std::string Table::text(const Console& console, std::size_t styled_column) const
 }
 
 void print(std::string_view text) { write_all(STDOUT_FILENO, text); }
-void print_line(std::string_view text) { print(std::string(text) + "\n"); }
-void note(std::string_view text) {
-  write_all(STDERR_FILENO, std::string(text) + (text.ends_with('\n') ? "" : "\n"));
+int checked_output(int code) {
+  const int problem = stdout_problem.load();
+  if (problem == 0) return code;
+  note(std::string("callboard: the output could not be written: ") + std::strerror(problem));
+  return code == kExitOk ? kExitFailed : code;
 }
+void print_line(std::string_view text) { print(std::string(text) + "\n"); }
+void note(std::string_view text) { write_all(STDERR_FILENO, std::string(text) + (text.ends_with('\n') ? "" : "\n")); }
 
 nlohmann::json error_json(const Error& error) {
   nlohmann::json out{

@@ -46,6 +46,9 @@ class Table {
 /// stdout in one write; a closed pipe (`| head`) is no error.
 void print(std::string_view text);
 void print_line(std::string_view text);
+/// At a command's end: its exit status, or "failed" where it said something on stdout that could not be written (a disk
+/// that is full; a reader that went is none of it).
+int checked_output(int code);
 /// stderr, as a line.
 void note(std::string_view text);
 

@@ -27,7 +27,7 @@ Result<std::vector<Gpu>> probe_gpus(const Programs& programs);
 /// here.
 Status check_gpus(const config::ClusterConfig& config, const std::vector<Gpu>& gpus);
 
-/// What the file asks of this machine beyond what config::check_kinds_here() knows; probes only if it asks for GPUs.
+/// What the file asks of this machine beyond what config::check_runs_here() knows; probes only if it asks for GPUs.
 Status check_devices_here(const config::ClusterConfig& config, const Programs& programs);
 
 }  // namespace callboard::cli

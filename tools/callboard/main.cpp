@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,7 @@
 #include <CLI/CLI.hpp>
 
 #include "tools/callboard/commands.h"
+#include "tools/callboard/console.h"
 #include "tools/callboard/exit_codes.h"
 #include "tools/callboard/help.h"
 
@@ -77,7 +79,9 @@ int run(int argc, char** argv) {
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
     app.parse(std::move(arguments));
   } catch (const CLI::Success& wanted) {  // --help, --version
-    app.exit(wanted);
+    std::ostringstream text;
+    app.exit(wanted, text, text);
+    print(text.str());
     return kExitOk;
   } catch (const CLI::ParseError& error) {
     return usage_error(app, error, invocation);
@@ -90,7 +94,7 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return callboard::cli::run(argc, argv);
+    return callboard::cli::checked_output(callboard::cli::run(argc, argv));
   } catch (const std::exception& e) {
     std::fprintf(stderr, "callboard: internal error: %s\n  hint: please report this, with the command you ran\n",
                  e.what());

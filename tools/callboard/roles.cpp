@@ -47,7 +47,7 @@ void log_into(const std::string& directory) {
 int run_node_role(const NodeFlags& flags, const Console& console) {
   auto config = config::load_cluster(flags.config);
   if (!config) return report(config.error(), console);
-  if (const Status kinds = config::check_kinds_here(*config, config::Machine::here()); !kinds) {
+  if (const Status kinds = config::check_runs_here(*config, config::Machine::here()); !kinds) {
     return report(kinds.error(), console);
   }
   auto programs = find_programs(flags.device_binary);

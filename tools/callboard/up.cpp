@@ -138,7 +138,7 @@ Status Up::prepare() {
     return fail(ErrorCode::kConfigSyntax, "invalid");
   }
   config_ = std::move(validation.config);
-  CALLBOARD_TRY(config::check_kinds_here(config_, config::Machine::here()));
+  CALLBOARD_TRY(config::check_runs_here(config_, config::Machine::here()));
   if (!flags_.name.empty()) {
     if (!config::is_cluster_name(flags_.name)) {
       return fail(ErrorCode::kUsage, "--name '" + flags_.name + "' is not a cluster name",

@@ -1,4 +1,4 @@
-#include "actors/device/python_options.h"
+#include "actors/device/runtime_options.h"
 
 #include <filesystem>
 #include <system_error>
@@ -38,6 +38,19 @@ kernels::DomainProcesses domain_processes(const config::PythonConfig& config) {
   processes.start_timeout = config.start_timeout;
   processes.memory_limit = config.memory_limit;
   return processes;
+}
+
+Result<std::vector<kernels::OperatorLibrary>> operator_libraries(
+    const std::vector<config::OperatorLibraryConfig>& config) {
+  std::vector<kernels::OperatorLibrary> libraries;
+  for (const config::OperatorLibraryConfig& library : config) {
+    kernels::OperatorLibrary one{library.path, {}};
+    if (!library.sha256.empty()) {
+      CALLBOARD_ASSIGN(one.hash, ContentHash::from_hex(library.sha256));
+    }
+    libraries.push_back(std::move(one));
+  }
+  return libraries;
 }
 
 }  // namespace callboard::actors

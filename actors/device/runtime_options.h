@@ -1,7 +1,8 @@
-// What the cluster file says of Python kernels, as the kernels take it.
+// What the cluster file says of operators and Python kernels, as the kernels take it.
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "config/cluster_config.h"
 #include "kernels/runtime.h"
@@ -14,5 +15,9 @@ kernels::PythonOptions python_options(const config::PythonConfig& config, std::f
 
 /// Without the functions, which are the device actor's.
 kernels::DomainProcesses domain_processes(const config::PythonConfig& config);
+
+/// kMalformed where a hash is none.
+Result<std::vector<kernels::OperatorLibrary>> operator_libraries(
+    const std::vector<config::OperatorLibraryConfig>& config);
 
 }  // namespace callboard::actors
