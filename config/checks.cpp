@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "config/kernel_schema.h"
 #include "config/scalars.h"
 #include "config/validation.h"
 
@@ -106,6 +107,7 @@ class Checks {
 
   void check_python_kernels() {
     std::map<std::string, std::string> targets;
+    std::map<std::string, std::string> operators;
     for (KernelRead& read : read_.kernels) {
       const PythonKernelConfig& kernel = read.kernel;
       if (!read.given.contains("target")) {
@@ -124,11 +126,7 @@ class Checks {
         error(ErrorCode::kConfigConflict, place_of(read, "random"), read.label + ".random is given without a schema",
               "remove it: a decorated function says it itself, @callboard.kernel(deterministic=False)");
       }
-      if (read.given.contains("schema") && kernel.schema.find("::") == std::string::npos) {
-        error(ErrorCode::kConfigOutOfRange, place_of(read, "schema"),
-              read.label + ".schema is '" + shown(kernel.schema) + "', which names no operator with a namespace",
-              "as in \"my::scale(Tensor x, float factor) -> Tensor\"");
-      }
+      if (read.given.contains("schema")) check_schema(read, operators);
       if (read.given.contains("warm_up") && !is_python_name(kernel.warm_up)) {
         error(ErrorCode::kConfigOutOfRange, place_of(read, "warm_up"),
               read.label + ".warm_up is '" + shown(kernel.warm_up) + "', which is not a function's name",
@@ -161,6 +159,21 @@ class Checks {
       }
       read_.config.operators.push_back(std::move(read.library));
     }
+  }
+
+  /// `operators`: those of earlier entries, and which brings them.
+  void check_schema(const KernelRead& read, std::map<std::string, std::string>& operators) {
+    const std::string& schema = read.kernel.schema;
+    if (const auto found = find_schema_problem(schema)) {
+      error(ErrorCode::kConfigOutOfRange, place_of(read, "schema"),
+            read.label + ".schema is '" + shown(schema) + "', which " + found->problem, found->hint);
+      return;
+    }
+    const auto [owner, fresh] = operators.try_emplace(schema_operator(schema), read.label);
+    if (fresh) return;
+    error(ErrorCode::kConfigConflict, place_of(read, "schema"),
+          "the operator '" + shown(owner->first) + "' is brought by " + owner->second + " and by " + read.label,
+          "give one of them another name");
   }
 
   /// Kernels without a device that runs them, and what is said of processes that there are none of.

@@ -19,15 +19,15 @@ from callboard.errors import InputError, UnknownOperator, UnsupportedError
 
 
 def find_schema(name: str) -> Any:
-    """The schema of "namespace::name.overload"; UnknownOperator gives the overloads or names that there are. Asked
-    before anything is sent.
+    """The schema of "namespace::name.overload"; "default" is what has no overload, as torch shows it. UnknownOperator
+    gives the overloads or names that there are. Asked before anything is sent.
     """
     if not isinstance(name, str):
         raise InputError(f"the operator is {shown(name)}; allowed: its name and overload, such as \"aten::add.Tensor\"")
     base, _, overload = name.partition(".")
     schemas = torch._C._jit_get_schemas_for_operator(base) if "::" in base else []
     for schema in schemas:
-        if schema.overload_name == overload and _is_dispatched(schema):
+        if schema.overload_name == ("" if overload == "default" else overload) and _is_dispatched(schema):
             return schema
     known = [schema for schema in schemas if _is_dispatched(schema)]
     if known:

@@ -377,7 +377,13 @@ TEST_CASE("Python kernels: what an entry cannot be") {
   CHECK(has(found("kernels: [{target: \"m:f\"}, {target: \"m:f\"}]"),
             "is named by python.kernels[0] and by python.kernels[1]"));
   CHECK(has(found("kernels: [{target: \"m:f\", random: true}]"), "python.kernels[0].random is given without a schema"));
-  CHECK(has(found("kernels: [{target: \"m:f\", schema: \"f(Tensor x)\"}]"), "names no operator with a namespace"));
+  CHECK(has(found("kernels: [{target: \"m:f\", schema: \"f(Tensor x)\"}]"),
+            "python.kernels[0].schema is 'f(Tensor x)', which names no operator with a namespace"));
+  CHECK(has(found("kernels: [{target: \"m:f\", schema: \"aten::f(Tensor x) -> Tensor\"}]"),
+            "which takes the namespace 'aten', which is not free | use your project's name there"));
+  CHECK(
+      has(found("kernels: [{target: \"m:f\", schema: \"a::f() -> ()\"}, {target: \"m:g\", schema: \"a::f() -> ()\"}]"),
+          "E206 the operator 'a::f' is brought by python.kernels[0] and by python.kernels[1]"));
   CHECK(has(found("kernels: [{target: \"m:f\", warm_up: \"n:g\"}]"), "which is not a function's name"));
   CHECK(has(found("kernels: [{target: \"m:f\", wram_up: g}]"), "did you mean 'warm_up'?"));
   CHECK(has(found("kernels: {target: \"m:f\"}"), "python.kernels wants a list of maps"));

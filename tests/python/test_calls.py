@@ -409,6 +409,7 @@ def test_one_operator_runs_by_name(cluster: Any) -> None:
     x, y = rand(3, 4), rand(3, 4, seed=3)
     assert same(cluster.op("aten::add.Tensor", x, y, alpha=2), torch.add(x, y, alpha=2)) == ""
     assert same(cluster.op("aten::mm", x, y.t()), x @ y.t()) == ""
+    assert same(cluster.op("aten::mm.default", x, y.t()), x @ y.t()) == ""  # as torch.ops.aten.mm.default says it
     assert same(cluster.op("aten::split.Tensor", x, 2), list(x.split(2))) == ""
     assert same(cluster.op("aten::topk", x, 2), tuple(x.topk(2))) == ""
     assert same(cluster.op("aten::cat", [x, y], dim=1), torch.cat([x, y], 1)) == ""
@@ -430,7 +431,7 @@ def test_operators_that_do_not_exist_are_refused_with_near_names(cluster: Any) -
         cluster.op("aten::add.Tensr", X, X)
 
 
-@pytest.mark.parametrize("name", ["aten::mul", "aten::mul.int", "aten::mul.Tensr"])
+@pytest.mark.parametrize("name", ["aten::mul", "aten::mul.default", "aten::mul.int", "aten::mul.Tensr"])
 def test_an_operator_without_its_overload_is_refused_here_with_those_that_there_are(cluster: Any, name: str) -> None:
     """TorchScript has aten::mul and aten::mul.int; devices do not."""
     with pytest.raises(errors.UnknownOperator, match="overload") as caught:

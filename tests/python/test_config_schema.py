@@ -101,3 +101,76 @@ def test_schema_and_parser_refuse(validator: Any, document: Any) -> None:
 
 def test_the_reference_page_is_up_to_date() -> None:
     assert (ROOT / "docs/cluster-file.md").read_text() == callboard("config", "reference").stdout
+
+
+# -- schemas of Python kernels ----------------------------------------------------------------------------------------
+
+PLAIN = {
+    "IntType", "SymIntType", "FloatType", "BoolType", "NumberType", "ComplexType", "StringType", "DeviceObjType"
+}  # fmt: skip
+
+
+def inner(kind: Any) -> Any:
+    return kind.getElementType() if kind.kind() == "OptionalType" else kind
+
+
+def device_takes(schema: Any) -> bool:
+    """As kernels/python/function_table.cpp judges the types."""
+
+    def argument(kind: Any) -> bool:
+        kind = inner(kind)
+        if kind.kind() == "ListType":
+            element = inner(kind.getElementType())
+            return element.kind() in PLAIN | {"TensorType"} or (element.kind() == "ListType" and argument(element))
+        return kind.kind() in PLAIN | {"TensorType", "ScalarTypeType", "LayoutType", "MemoryFormatType"}
+
+    def result(kind: Any) -> bool:
+        if kind.kind() == "ListType":
+            return bool(inner(kind.getElementType()).kind() == "TensorType")
+        return inner(kind).kind() in {"TensorType", "IntType", "SymIntType", "FloatType", "BoolType"}
+
+    return all(argument(one.real_type) for one in schema.arguments) and all(
+        result(one.real_type) for one in schema.returns
+    )
+
+
+def kernels_of(schemas: list[str]) -> dict[str, Any]:
+    entries = [{"target": f"m:f{number}", "schema": schema} for number, schema in enumerate(schemas)]
+    return {"devices": [{"python": "inline"}], "python": {"kernels": entries}}
+
+
+def test_validate_refuses_no_schema_that_a_device_takes() -> None:
+    """Over PyTorch's own operators, in a namespace that is free."""
+    import torch
+
+    schemas = set()
+    for known in torch._C._jit_get_all_schemas():
+        text = f"corpus::{str(known).partition('::')[2]}"
+        try:
+            parsed = torch._C.parse_schema(text, allow_typevars=False)
+        except RuntimeError:
+            continue
+        if "..." not in text and device_takes(parsed):
+            schemas.add(text)
+    found = sorted({schema.partition("(")[0]: schema for schema in sorted(schemas)}.values())
+    assert len(found) > 1_000
+    for begin in range(0, len(found), 250):
+        document = kernels_of(found[begin : begin + 250])
+        result = callboard("validate", "-", stdin=json.dumps(document))
+        assert "schema is" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "my::f(Tensor", "my::f(Tensor x -> Tensor", "my::f(Tensr x) -> Tensor", "my::f(Tensor x) -> Tensor Tensor,",
+        "my::f(Tensor x,) -> Tensor", "my::f.default(Tensor x) -> Tensor", "my::f(int n=1, Tensor x) -> Tensor",
+        "my::f(Tensor(a! x) -> Tensor",
+    ],
+)  # fmt: skip
+def test_what_validate_refuses_a_device_would_refuse(schema: str) -> None:
+    import torch
+
+    with pytest.raises(RuntimeError):
+        torch._C.parse_schema(schema, allow_typevars=False)
+    assert not parser_accepts(kernels_of([schema]))
