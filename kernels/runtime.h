@@ -95,6 +95,9 @@ struct PythonOptions {
   GilBoard* board = nullptr;
   /// Where Python writes its stacks when the process crashes, and at SIGUSR1 (its faulthandler); -1: nowhere.
   int crash_fd = -1;
+  /// Hears what the domain does while it starts ("importing the module 'my_kernels'"), before it does it, so that who
+  /// waits in vain can say for what. Any thread; must not throw.
+  std::function<void(std::string_view step)> step = {};
   /// Takes the domain's events, for the process's log. Set by the runtime.
   std::function<void(std::string_view event, std::string_view text)> log = {};
 };

@@ -19,12 +19,14 @@
 #include <string_view>
 
 #include "messages/base/log.h"
+#include "messages/base/plain_text.h"
 
 extern char** environ;  // NOLINT: POSIX wants it declared by the program
 
 namespace callboard::actors {
 namespace {
 
+constexpr std::array kOwnFaults{SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGSEGV, SIGSYS};
 constexpr std::size_t kLogTailBytesMax = 8u << 10;
 constexpr int kLowestSpareFd = 64;  // above every number that a caller asks for in the child
 
@@ -177,25 +179,6 @@ void wait_readable(int fd, TimePoint deadline) {
   }
 }
 
-/// One byte that begins no valid UTF-8 sequence or is a control character would spoil JSON and terminals.
-std::string printable(std::string_view text) {
-  std::string result;
-  std::size_t i = 0;
-  while (i < text.size()) {
-    const auto byte = static_cast<unsigned char>(text[i]);
-    const std::size_t length = byte < 0x80                     ? 1
-                               : (byte >= 0xC2 && byte < 0xE0) ? 2
-                               : (byte >= 0xE1 && byte < 0xED) ? 3
-                                                               : 0;
-    bool good = length != 0 && i + length <= text.size();
-    if (length == 1) good = byte >= 0x20 || byte == '\n' || byte == '\t';
-    for (std::size_t k = 1; good && k < length; ++k) good = (static_cast<unsigned char>(text[i + k]) & 0xC0) == 0x80;
-    result += good ? std::string(text.substr(i, length)) : "?";
-    i += good ? length : 1;
-  }
-  return result;
-}
-
 }  // namespace
 
 std::string ProcessExit::to_string() const {
@@ -203,6 +186,10 @@ std::string ProcessExit::to_string() const {
   const char* name = ::strsignal(code);
   return "signal " + std::to_string(code) + " (" + (name != nullptr ? name : "unknown") + ")" +
          (core_dumped ? ", core dumped" : "");
+}
+
+bool ProcessExit::by_itself() const {
+  return !signalled || std::find(kOwnFaults.begin(), kOwnFaults.end(), code) != kOwnFaults.end();
 }
 
 Result<Process> Process::spawn(const SpawnOptions& options) {
@@ -335,7 +322,7 @@ std::string Process::log_tail(std::size_t lines_max) const {
     first = newline == std::string::npos ? 0 : newline;
   }
   if (first < text.size() && text[first] == '\n') ++first;
-  return printable(std::string_view(text).substr(first));
+  return plain_text(std::string_view(text).substr(first), kLogTailBytesMax);
 }
 
 void Process::detach() noexcept { pid_ = -1; }

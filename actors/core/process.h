@@ -20,6 +20,9 @@ struct ProcessExit {
 
   /// "exit status 3", "signal 9 (Killed)".
   std::string to_string() const;
+  /// It is the program's own doing: an exit status, or a signal that a fault of its own raises (SIGSEGV, SIGABRT, …).
+  /// Not one that others send (SIGKILL, SIGTERM): the next start may fare better.
+  bool by_itself() const;
 };
 
 struct SpawnOptions {
@@ -68,7 +71,8 @@ class Process {
   std::optional<ProcessExit> try_reap();
   /// Parks until it has ended or `deadline` has come.
   std::optional<ProcessExit> reap_until(TimePoint deadline);
-  /// The last lines that this start of the program wrote to its log: at most `lines_max`, at most 8 KiB, printable.
+  /// The last lines that this start of the program wrote to its log: at most `lines_max`, at most 8 KiB, as
+  /// plain_text() makes it.
   std::string log_tail(std::size_t lines_max = 20) const;
   /// Leaves the process to itself: no kill, no reaping here.
   void detach() noexcept;

@@ -48,8 +48,8 @@ class StartWatch {
           std::unique_lock lock(mutex_);
           if (changed_.wait_for(lock, timeout, [this] { return over_; })) return;
           const auto milliseconds = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-          log::error("start_failed",
-                     "not ready within limits.start_timeout of " + std::to_string(milliseconds) + " ms");
+          log::error("start_failed", "not ready within limits.start_timeout of " + std::to_string(milliseconds) +
+                                         " ms" + (step_.empty() ? "" : ", while " + step_));
           ::_exit(1);
         }) {}
   ~StartWatch() {
@@ -63,11 +63,19 @@ class StartWatch {
     over_ = true;
     changed_.notify_all();
   }
+  /// What comes next, "importing the module 'my_kernels'"; any thread. It is in the log before it is begun, too, since
+  /// a crash says nothing.
+  void begins(std::string_view step) {
+    std::lock_guard lock(mutex_);
+    step_ = step;
+    if (!over_) log::info("starting", step);
+  }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   bool over_ = false;  // guarded by mutex_
+  std::string step_;   // guarded by mutex_
   std::thread thread_;
 };
 
@@ -221,6 +229,7 @@ Status DeviceActor::start_runtime() {
   CALLBOARD_ASSIGN(runtime.operators, operator_libraries(options_.config.operators));
   if (device_.python != "none") {
     runtime.python = python_options(options_.config.python, [this] { return loop_->on_loop_thread(); });
+    runtime.python->step = [this](std::string_view step) { start_watch_.begins(step); };
   }
   if (device_.python == "process") {
     kernels::DomainProcesses processes = domain_processes(options_.config.python);
@@ -286,6 +295,7 @@ Status DeviceActor::connect() {
 }
 
 bool DeviceActor::run() {
+  start_watch_.begins("joining the coordinator");
   bool ok = false;
   std::thread thread([this, &ok] {
     ::pthread_setname_np(::pthread_self(), "device/loop");

@@ -44,9 +44,10 @@ Json to_json(const Error& error) {
   return json;
 }
 
+ProcessExit process_exit(const ActorExited& exit) { return {exit.signalled, exit.code, exit.core_dumped}; }
+
 std::string cause(const ActorExited& exit) {
-  if (exit.pid == 0) return "could not be started";
-  return ProcessExit{exit.signalled, exit.code, exit.core_dumped}.to_string();
+  return exit.pid == 0 ? "could not be started" : process_exit(exit).to_string();
 }
 
 }  // namespace
@@ -62,6 +63,7 @@ std::string to_json_line(const NodeEvent& event) {
     json["cause"] = cause(event.exit);
     json["signalled"] = event.exit.signalled;
     json["code"] = event.exit.code;
+    json["by_itself"] = process_exit(event.exit).by_itself();
     json["stopped_by_us"] = event.exit.stopped_by_us;
     json["restart_in_ms"] = event.exit.restart_in_ms;
     json["log_tail"] = event.exit.log_tail;

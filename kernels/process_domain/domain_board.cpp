@@ -8,6 +8,8 @@
 #include <cstring>
 #include <string>
 
+#include "messages/base/plain_text.h"
+
 namespace callboard::kernels {
 
 namespace {
@@ -26,6 +28,22 @@ Result<UniqueFd> create_file(const char* name, off_t bytes) {
 }
 
 }  // namespace
+
+void BoardText::set(std::string_view text) {
+  text = text.substr(0, text_.size() - 1);
+  for (std::size_t i = 0; i < text.size(); ++i) text_[i].store(text[i], std::memory_order_relaxed);
+  text_[text.size()].store('\0', std::memory_order_relaxed);
+}
+
+std::string BoardText::get() const {
+  std::string text;
+  for (const std::atomic<char>& one : text_) {
+    const char c = one.load(std::memory_order_relaxed);
+    if (c == '\0') break;
+    text += c;
+  }
+  return plain_text(text, text_.size());
+}
 
 Result<MappedBoard> MappedBoard::open(int fd) {
   void* data = ::mmap(nullptr, sizeof(DomainBoard), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -1,8 +1,11 @@
 // A page that a device and a GIL domain's child both map.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "kernels/gil_ledger.h"
@@ -11,11 +14,23 @@
 
 namespace callboard::kernels {
 
+/// A short text for whoever looks when its writer is gone or hangs. Zeros are an empty one. One thread writes; what is
+/// read meanwhile may be of both texts.
+class BoardText {
+ public:
+  void set(std::string_view text);
+  std::string get() const;
+
+ private:
+  std::array<std::atomic<char>, 256> text_{};  // ends at the first zero
+};
+
 /// Zeros are what a fresh one is.
 struct DomainBoard {
   GilBoard gil;                             ///< the child's
   std::atomic<std::uint64_t> begun{0};      ///< the last call that the child has begun
   std::atomic<std::uint64_t> stop_call{0};  ///< the call that is to be interrupted, said by the device
+  BoardText step;                           ///< what the child does until it is ready; then empty
 };
 
 /// The mapping; unmaps at its end. Moves.

@@ -13,6 +13,7 @@
 
 #include "kernels/process_domain/domain_server.h"
 #include "messages/base/log.h"
+#include "messages/base/plain_text.h"
 
 namespace callboard::kernels {
 
@@ -23,7 +24,8 @@ constexpr std::chrono::seconds kSend{10};              // it reads between calls
 constexpr std::chrono::seconds kGrace{2};              // to raise what interrupts it
 constexpr std::chrono::seconds kEnd{5};                // to be gone after SIGKILL
 constexpr std::chrono::milliseconds kStacks{300};      // to write where it hangs
-constexpr std::size_t kWordsMax = 8u << 10;
+constexpr std::size_t kWordsRead = 64u << 10;          // of what it wrote last
+constexpr std::size_t kWordsMax = 4u << 10;            // of that, in an error
 
 bool readable(int fd) {
   pollfd waiting{fd, POLLIN, 0};
@@ -83,21 +85,23 @@ Result<std::unique_ptr<DomainChild>> DomainChild::spawn(const DomainHost& host, 
 bool DomainChild::alive() const { return !readable(pidfd()); }
 
 Result<DomainReady> DomainChild::await_ready(TimePoint deadline, const std::atomic<bool>* closing) {
+  std::string step;
   for (;;) {
     if (closing != nullptr && closing->load()) return fail(ErrorCode::kActorUnavailable, "the GIL domain is ending");
     auto received = socket_.receive(std::min(after(Clock::now(), kLookAtChild), deadline));
+    tell_step(step);
     if (!received || (!*received && !alive())) {
-      return fail(ErrorCode::kStartFailed,
-                  "the process of the GIL domain ended before it was ready: " +
+      Error ended(ErrorCode::kStartFailed,
+                  "the process of the GIL domain ended before it was ready" + while_doing() + ": " +
                       process_->how_it_ended(after(Clock::now(), kEnd)),
                   "the device's log has what it wrote");
+      ended.detail = last_words();
+      return fail(std::move(ended));
     }
     if (!*received) {
       if (Clock::now() < deadline) continue;
       write_stacks();
-      Error late(ErrorCode::kStartFailed,
-                 "the process of the GIL domain was not ready in time: importing and warming up "
-                 "the modules took too long",
+      Error late(ErrorCode::kStartFailed, "the process of the GIL domain was not ready in time" + while_doing(),
                  "raise python.start_timeout in the cluster file");
       late.detail = last_words();
       return fail(std::move(late));
@@ -108,6 +112,18 @@ Result<DomainReady> DomainChild::await_ready(TimePoint deadline, const std::atom
     CALLBOARD_ASSIGN(const bool question, serve(message));
     if (!question) return fail(ErrorCode::kUnexpectedMessage, "a GIL domain's child says what it cannot say yet");
   }
+}
+
+void DomainChild::tell_step(std::string& last) const {
+  std::string now = board_->step.get();
+  if (now == last || now.empty()) return;
+  last = std::move(now);
+  if (host_.step) host_.step(last + " in process " + std::to_string(number_) + " of the GIL domain");
+}
+
+std::string DomainChild::while_doing() const {
+  const std::string step = board_->step.get();
+  return step.empty() ? std::string() : ", while " + step;
 }
 
 void DomainChild::begin(DomainCall call, const std::string& target, const StopSignal* stop) {
@@ -243,11 +259,11 @@ void DomainChild::write_stacks() {
 }
 
 std::string DomainChild::last_words() const {
-  std::string text(kWordsMax, '\0');
+  std::string text(kWordsRead, '\0');
   const ssize_t got = ::pread(words_.get(), text.data(), text.size(), 0);
   text.resize(got > 0 ? static_cast<std::size_t>(got) : 0);
   while (!text.empty() && text.back() == '\n') text.pop_back();
-  return text;
+  return plain_text(text, kWordsMax);
 }
 
 // -- memory ----------------------------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,6 +31,7 @@ struct DomainHost {
   Arena* arena = nullptr;
   SegmentMap* segments = nullptr;  ///< of blocks that others lent; nullptr: there are none
   DomainProcesses processes;
+  std::function<void(std::string_view step)> step;  ///< PythonOptions::step; may be empty
 };
 
 /// One thread at a time, but for board() and pid().
@@ -41,8 +44,8 @@ class DomainChild {
   DomainChild(const DomainChild&) = delete;
   DomainChild& operator=(const DomainChild&) = delete;
 
-  /// Until imports and warm-ups are over. Its own error (DomainFailed), kStartFailed where it ended or took too long.
-  /// kActorUnavailable once `closing` says so.
+  /// Until imports and warm-ups are over. Its own error (DomainFailed), kStartFailed where it ended or took too long,
+  /// with what it was doing. kActorUnavailable once `closing` says so.
   Result<DomainReady> await_ready(TimePoint deadline, const std::atomic<bool>* closing = nullptr);
 
   /// What became of a call.
@@ -104,6 +107,8 @@ class DomainChild {
   std::optional<Outcome> look();
   std::optional<Error> reason_to_stop() const;
   std::optional<Error> too_large() const;
+  void tell_step(std::string& last) const;
+  std::string while_doing() const;
   Outcome end_by(Error error);
   Outcome end(std::optional<Error> why);
   void write_stacks();

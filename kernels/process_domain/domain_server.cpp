@@ -113,6 +113,7 @@ class Server {
       static_cast<void>(line_.answer(DomainFailed{std::move(started).error()}));
       return 1;
     }
+    board_->step.set({});
     if (!line_.answer(ready())) return 1;
     for (;;) {
       auto received = line_.next();
@@ -148,6 +149,7 @@ class Server {
     }
     python.board = &board_->gil;
     python.crash_fd = kDomainWordsFd;
+    python.step = [this](std::string_view step) { board_->step.set(step); };
     CALLBOARD_ASSIGN(domain_, make_gil_domain(python, c10::Device(c10::DeviceType::CPU)));
     return domain_->warm_up(static_cast<int>(start.threads));
   }

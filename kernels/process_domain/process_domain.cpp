@@ -45,7 +45,10 @@ bool same_operators(const DomainReady& a, const DomainReady& b) {
 class ProcessDomain final : public GilDomain {
  public:
   ProcessDomain(const PythonOptions& options, const ActorId& device, int threads, Arena* arena, SegmentMap* segments)
-      : options_(options), threads_(threads), log_(options.log), host_{device, arena, segments, *options.processes} {}
+      : options_(options),
+        threads_(threads),
+        log_(options.log),
+        host_{device, arena, segments, *options.processes, options.step} {}
   ~ProcessDomain() override;
   ProcessDomain(const ProcessDomain&) = delete;
   ProcessDomain& operator=(const ProcessDomain&) = delete;

@@ -52,6 +52,15 @@ def watch_crashes(fd):
     faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True, chain=False)
 
 
+def tell_crashes(on):
+    import faulthandler
+
+    if on:
+        faulthandler.enable(file=2, all_threads=True)
+    else:
+        faulthandler.disable()
+
+
 def torch_version():
     return importlib.metadata.version("torch")
 

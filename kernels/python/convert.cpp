@@ -167,6 +167,24 @@ void change_results(torch::jit::Stack& stack, const Change& change) {
   }
 }
 
+/// Names of the memory that a value of this declaration may lie in: "a" of Tensor(a), Tensor(a!), Tensor(a)[].
+void add_alias_sets(const c10::AliasInfo* info, std::vector<c10::Symbol>& sets) {
+  if (info == nullptr) return;
+  sets.insert(sets.end(), info->beforeSets().begin(), info->beforeSets().end());
+  sets.insert(sets.end(), info->afterSets().begin(), info->afterSets().end());
+  for (const c10::AliasInfo& inner : info->containedTypes()) add_alias_sets(&inner, sets);
+}
+
+/// Does the schema say that the two may lie in the same memory?
+bool may_share(const c10::Argument& a, const c10::Argument& b) {
+  if (a.alias_info() == nullptr || b.alias_info() == nullptr) return false;
+  std::vector<c10::Symbol> of_a;
+  std::vector<c10::Symbol> of_b;
+  add_alias_sets(a.alias_info(), of_a);
+  add_alias_sets(b.alias_info(), of_b);
+  return std::ranges::any_of(of_a, [&](c10::Symbol set) { return std::ranges::find(of_b, set) != of_b.end(); });
+}
+
 /// As computeDispatchKey() of its options, which takes its time.
 c10::DispatchKey key_of(const at::Tensor& tensor) {
   const bool plain = tensor.is_cpu() && !tensor.is_quantized() && !tensor.is_mkldnn();
@@ -340,6 +358,45 @@ Status push_results(PyObject* result, const c10::FunctionSchema& schema, torch::
     auto value = result_value(item_of(result, i), returns[i]);
     if (!value) return fail(at_position(std::move(value).error(), i));
     stack.push_back(std::move(*value));
+  }
+  return {};
+}
+
+Status check_sharing(std::span<const c10::IValue> results, const c10::FunctionSchema& schema,
+                     std::span<const LentOut> lent) {
+  struct Seen {
+    const c10::StorageImpl* storage;
+    std::size_t result;
+  };
+  c10::SmallVector<Seen, 4> seen;
+  const auto refuse = [&](std::size_t result, const std::string& other) {
+    return fail(ErrorCode::kOutputMismatch,
+                (results.size() == 1 ? "it" : "item " + std::to_string(result)) + " shares its memory with " + other +
+                    ", which the schema does not say: " + c10::toString(schema),
+                "return a tensor of its own: y.clone()");
+  };
+  const auto look = [&](std::size_t result, const at::Tensor& tensor) -> Status {
+    if (!tensor.defined()) return {};
+    const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+    const c10::Argument& own = schema.returns()[result];
+    for (const LentOut& one : lent) {
+      const c10::Argument& argument = schema.arguments()[one.argument];
+      if (one.original != storage || may_share(argument, own)) continue;
+      return refuse(result, "the argument '" + argument.name() + "'");
+    }
+    for (const Seen& one : seen) {
+      if (one.storage != storage || may_share(schema.returns()[one.result], own)) continue;
+      return refuse(result, one.result == result ? "another tensor of the list" : "item " + std::to_string(one.result));
+    }
+    seen.push_back({storage, result});
+    return {};
+  };
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    if (results[i].isTensor()) {
+      CALLBOARD_TRY(look(i, results[i].toTensor()));
+    } else if (results[i].isTensorList()) {
+      for (const at::Tensor& tensor : results[i].toTensorVector()) CALLBOARD_TRY(look(i, tensor));
+    }
   }
   return {};
 }

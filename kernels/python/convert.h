@@ -73,9 +73,16 @@ Status push_results(PyObject* result, const c10::FunctionSchema& schema, torch::
 
 /// A storage that a call was given, and Python's own one over it.
 struct LentOut {
+  std::size_t argument;  ///< of the schema
   const c10::StorageImpl* original;
   c10::weak_intrusive_ptr<c10::StorageImpl> lent;
 };
+
+/// kOutputMismatch for a result that is an argument or looks into one, or into another result, where the schema does
+/// not say so (Tensor(a) at both): loader and planner go by the schema. torch.library holds eager calls to the same.
+/// `results`: one for each return, in memory of their own or over the originals of `lent`.
+Status check_sharing(std::span<const c10::IValue> results, const c10::FunctionSchema& schema,
+                     std::span<const LentOut> lent);
 
 /// Once everything that Python made in the call is gone, the GIL still held: results whose memory Python can still
 /// reach (it would write to what others read), or that ATen did not allocate, are copied. A result over what the call

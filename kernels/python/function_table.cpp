@@ -8,6 +8,7 @@
 
 #include "kernels/python/bootstrap.h"
 #include "kernels/python/python_error.h"
+#include "messages/operator_name.h"
 
 namespace callboard::kernels {
 
@@ -117,6 +118,10 @@ Status check_returns(const c10::FunctionSchema& schema) {
 }
 
 Result<FunctionTable::Function> describe_arguments(const c10::FunctionSchema& schema) {
+  if (schema.is_vararg() || schema.is_varret()) {
+    return fail(ErrorCode::kUnsupported, "its schema has '...': " + c10::toString(schema),
+                "name each argument and each result");
+  }
   FunctionTable::Function function;
   std::vector<std::string> keywords;
   for (const c10::Argument& argument : schema.arguments()) {
@@ -156,20 +161,22 @@ Status check_signature(PyObject* callable, const c10::FunctionSchema& schema, co
 
 }  // namespace
 
-Result<FunctionTable> FunctionTable::make(const std::vector<PythonKernelEntry>& entries) {
+Result<FunctionTable> FunctionTable::make(const std::vector<PythonKernelEntry>& entries,
+                                          const std::function<void(const std::string& step)>& step) {
   FunctionTable table;
   for (const PythonKernelEntry& entry : entries) {
-    if (Status added = table.add(entry); !added) return fail(about(entry, std::move(added).error()));
+    if (Status added = table.add(entry, step); !added) return fail(about(entry, std::move(added).error()));
   }
   return table;
 }
 
-Status FunctionTable::add(const PythonKernelEntry& entry) {
+Status FunctionTable::add(const PythonKernelEntry& entry, const std::function<void(const std::string&)>& step) {
   const std::size_t colon = entry.target.find(':');
   if (colon == 0 || colon == std::string::npos || colon + 1 == entry.target.size()) {
     return fail(ErrorCode::kBadArgument, "the target is not of the form module:function");
   }
   const std::string module_name = entry.target.substr(0, colon);
+  step("importing the module '" + module_name + "'");
   CALLBOARD_ASSIGN(const PyRef module, import_module(module_name));
   CALLBOARD_TRY(note_declared(module.get(), module_name));
   const std::string path = entry.target.substr(colon + 1);
@@ -198,8 +205,9 @@ Status FunctionTable::add_operator(const PythonKernelEntry& entry, PyObject* obj
     return fail(ErrorCode::kBadArgument,
                 "the function's operator is '" + declared.op + "', its schema is of '" + name + "'");
   }
-  if (name.starts_with("aten::") || name.starts_with("prims::")) {
-    return fail(ErrorCode::kBadArgument, "'" + name + "' is an operator of PyTorch", "use a namespace of your own");
+  if (is_reserved_namespace(std::string_view(name).substr(0, name.find("::")))) {
+    return fail(ErrorCode::kBadArgument, "'" + name + "' is in a namespace of PyTorch or of programs",
+                "use a namespace of your own");
   }
   if (const auto known = std::ranges::find(operators_, name, &PythonOperator::op); known != operators_.end()) {
     return fail(ErrorCode::kBadArgument, "the operator '" + name + "' is brought by '" + known->target + "' already");

@@ -1,6 +1,7 @@
 // The functions that a domain may call: found, imported and checked once, at start.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -26,8 +27,9 @@ class FunctionTable {
     std::string target;
   };
 
-  /// The GIL is held. Errors as make_inline_domain().
-  static Result<FunctionTable> make(const std::vector<PythonKernelEntry>& entries);
+  /// The GIL is held. `step` hears of each module before it is imported. Errors as make_inline_domain().
+  static Result<FunctionTable> make(const std::vector<PythonKernelEntry>& entries,
+                                    const std::function<void(const std::string& step)>& step);
 
   const std::vector<PythonOperator>& operators() const { return operators_; }
   const Function& function(const PythonOperator& op) const { return functions_[op.function]; }
@@ -38,7 +40,7 @@ class FunctionTable {
   std::string why_not(std::string_view op) const;
 
  private:
-  Status add(const PythonKernelEntry& entry);
+  Status add(const PythonKernelEntry& entry, const std::function<void(const std::string&)>& step);
   Status add_operator(const PythonKernelEntry& entry, PyObject* object);
   Status add_warm_up(const PythonKernelEntry& entry, PyObject* object, PyObject* module);
   Status note_declared(PyObject* module, const std::string& module_name);

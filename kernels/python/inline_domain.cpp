@@ -90,7 +90,7 @@ class CallArguments {
     CALLBOARD_ASSIGN(at::Tensor alias, alias_for_python(tensor));
     const bool defined = alias.defined();
     if (defined) {
-      lent_.push_back({tensor.storage().unsafeGetStorageImpl(), alias.storage().getWeakStorageImpl()});
+      lent_.push_back({argument, tensor.storage().unsafeGetStorageImpl(), alias.storage().getWeakStorageImpl()});
     }
     PyRef object = to_object(std::move(alias));
     if (!object) return fail(take_python_error("making a tensor for it"));
@@ -126,10 +126,33 @@ class CallArguments {
   c10::SmallVector<LentOut, 4> lent_;
 };
 
+/// While code of the user's runs at the start, a crash leaves its Python stack on stderr, which is the device's log: a
+/// module that crashes at its import could not be told from any other fault else. Not for calls, whose SIGBUS is
+/// handled (mapped_file.h). The GIL is held.
+class CrashStacks {
+ public:
+  explicit CrashStacks(const PythonOptions& options) : on_(options.crash_fd < 0 && tell(true)) {}
+  ~CrashStacks() {
+    if (on_) tell(false);
+  }
+  CrashStacks(const CrashStacks&) = delete;
+  CrashStacks& operator=(const CrashStacks&) = delete;
+
+ private:
+  static bool tell(bool on) {
+    const PyRef switched = bootstrap_function("tell_crashes");
+    const PyRef done = switched ? PyRef::steal(PyObject_CallOneArg(switched.get(), on ? Py_True : Py_False)) : PyRef();
+    if (!done) PyErr_Clear();  // without them, then
+    return static_cast<bool>(done);
+  }
+
+  const bool on_;
+};
+
 class InlineDomain final : public GilDomain {
  public:
   InlineDomain(InterpreterReport report, FunctionTable table, c10::Device device, const PythonOptions& options)
-      : report_(std::move(report)), table_(std::move(table)), device_(device), memory_(device), log_(options.log) {
+      : report_(std::move(report)), table_(std::move(table)), device_(device), options_(options), memory_(device) {
     set_loop_question(options.on_loop);
     tell("python_started", "executable=" + report_.executable + " prefix=" + report_.prefix +
                                " python=" + report_.python + " torch=" + report_.torch +
@@ -156,14 +179,14 @@ class InlineDomain final : public GilDomain {
                        const StopSignal* stop);
   Status call_warm_up(const FunctionTable::WarmUp& warm_up);
   void tell(std::string_view event, const std::string& text) const {
-    if (log_) log_(event, text);
+    if (options_.log) options_.log(event, text);
   }
 
   const InterpreterReport report_;
   const FunctionTable table_;
   const c10::Device device_;
+  const PythonOptions options_;
   const KnownMemory memory_;
-  const std::function<void(std::string_view event, std::string_view text)> log_;
   CallWatch watch_;
 };
 
@@ -199,7 +222,9 @@ Status InlineDomain::call_function(const PythonOperator& op, torch::jit::Stack& 
     lent = arguments.take_lent();
     // Behind the arguments, which then go: the stack has the room already.
     const auto count = static_cast<std::ptrdiff_t>(stack.size());
-    if (Status pushed = push_results(result.get(), op.schema, stack); !pushed) {
+    Status pushed = push_results(result.get(), op.schema, stack);
+    if (pushed) pushed = check_sharing({stack.begin() + count, stack.end()}, op.schema, {lent.data(), lent.size()});
+    if (!pushed) {
       stack.erase(stack.begin() + count, stack.end());  // while the GIL is held
       Error error = std::move(pushed).error();
       error.message = "the result of the Python kernel " + op.target + ": " + error.message;
@@ -236,8 +261,10 @@ Status InlineDomain::warm_up(int threads) {
   const GilScopedAcquire gil(GilSite::kWarmUp);
   PythonCodeCudaStreamGuard stream(gil, device_);
   const OrdinaryTensors mode;
+  const CrashStacks crashes(options_);
   Status warm;
   for (const FunctionTable::WarmUp& one : table_.warm_ups()) {
+    if (options_.step) options_.step("running the warm-up " + one.target);
     const TimePoint start = Clock::now();
     warm = call_warm_up(one);
     if (!warm) break;
@@ -272,13 +299,19 @@ Status watch_crashes(int fd) {
 
 Result<std::unique_ptr<GilDomain>> make_inline_domain(const PythonOptions& options, c10::Device device) {
   if (options.board != nullptr) use_gil_board(*options.board);
+  std::string told;
+  const auto step = [&](const std::string& next) {
+    if (options.step && next != told) options.step(told = next);
+  };
+  step("starting the interpreter and importing torch");
   CALLBOARD_ASSIGN(InterpreterReport report, start_interpreter(options.executable));
   CALLBOARD_TRY(watch_crashes(options.crash_fd));
   CALLBOARD_TRY(prepend_path(options.path));
   std::optional<Result<FunctionTable>> table;
   {
     const GilScopedAcquire gil(GilSite::kImport);
-    table = FunctionTable::make(options.kernels);
+    const CrashStacks crashes(options);
+    table = FunctionTable::make(options.kernels, step);
   }
   if (!*table) return fail(std::move(*table).error());
   return std::make_unique<InlineDomain>(std::move(report), std::move(**table), device, options);

@@ -4,26 +4,11 @@
 
 #include "kernels/python/bootstrap.h"
 #include "kernels/python/py_ref.h"
+#include "messages/base/plain_text.h"
 
 namespace callboard::kernels {
 
 namespace {
-
-bool continues_a_character(char byte) { return (static_cast<unsigned char>(byte) & 0xC0u) == 0x80u; }
-
-std::string cut_end(std::string text, std::size_t bytes) {
-  if (text.size() <= bytes) return text;
-  std::size_t end = bytes;
-  while (end > 0 && continues_a_character(text[end])) --end;
-  return text.substr(0, end) + " …";
-}
-
-std::string keep_end(std::string text, std::size_t bytes) {
-  if (text.size() <= bytes) return text;
-  std::size_t begin = text.size() - bytes;
-  while (begin < text.size() && continues_a_character(text[begin])) ++begin;
-  return "…" + text.substr(begin);
-}
 
 /// What a kernel says by raising an error of the package `callboard`: its code arrives. Only of the kinds that a kernel
 /// can know of; anything else is an exception like any other.
@@ -72,10 +57,11 @@ Error take_python_error(const std::string& what) {
                  what + " raised " + type_name_of(error.get()));
   }
   const auto part = [&](Py_ssize_t index) { return PyTuple_GET_ITEM(told.get(), index); };
-  const std::string text = cut_end(text_of(part(1)), kPythonTextBytesMax);
-  Error made(code_of(text_of(part(3))), what + " raised " + text_of(part(0)) + (text.empty() ? "" : ": " + text),
-             cut_end(text_of(part(4)), kPythonTextBytesMax));
-  made.detail = keep_end(text_of(part(2)), kTracebackBytesMax);
+  const std::string name = plain_text(text_of(part(0)), kPythonNameBytesMax);
+  const std::string text = plain_text(text_of(part(1)), kPythonTextBytesMax);
+  Error made(code_of(text_of(part(3))), what + " raised " + name + (text.empty() ? "" : ": " + text),
+             plain_text(text_of(part(4)), kPythonTextBytesMax));
+  made.detail = plain_text(text_of(part(2)), kTracebackBytesMax);
   while (!made.detail.empty() && made.detail.back() == '\n') made.detail.pop_back();
   return made;
 }

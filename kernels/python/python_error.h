@@ -7,8 +7,10 @@
 
 namespace callboard::kernels {
 
-constexpr std::size_t kTracebackBytesMax = 32u << 10;  ///< of one exception; its end is kept, which says most
-constexpr std::size_t kPythonTextBytesMax = 2u << 10;  ///< of an exception's own text
+// What an exception says goes through plain_text(): a library may colour its texts, or put a whole tensor into them.
+constexpr std::size_t kTracebackBytesMax = 4u << 10;
+constexpr std::size_t kPythonTextBytesMax = 2u << 10;  ///< of an exception's own text, and of its hint
+constexpr std::size_t kPythonNameBytesMax = 256;       ///< of its type's name
 
 /// Takes the exception that is set on this thread, whatever it derives from (SystemExit, KeyboardInterrupt):
 /// kPythonFailed with `what`, type and text, the traceback as detail; kOutOfMemory where it says that memory is out;

@@ -29,6 +29,7 @@ _STOP_WAIT_S = 20.0
 _END_WAIT_S = 5.0  # between the end of its reports and its own
 _READY_STEP_S = 0.5
 _NOT_READY = 605
+_EARLY_ENDS_MAX = 2  # of one process, as `callboard up` has it
 _UNNAMED = itertools.count(1)
 
 
@@ -75,6 +76,7 @@ class NodeProcess:
         self._output = self._folder.path / "node.log"
         self.events: collections.deque[dict[str, Any]] = collections.deque(maxlen=_EVENTS_KEPT)
         self.failure: CallboardError | None = None
+        self._early_ends: collections.Counter[str] = collections.Counter()
         self.run_dir = ""
         self._changed = threading.Condition()
         self._ended = False
@@ -117,6 +119,8 @@ class NodeProcess:
                 self.run_dir = event.get("run_dir", "") or self.run_dir
                 if event.get("event") == "failed":
                     self.failure = self._failed(event)
+                elif event.get("event") == "actor_exited" and self.failure is None:
+                    self.failure = self._hopeless(event)
             self._changed.notify_all()
 
     def wait_started(self, until: float) -> str:
@@ -129,6 +133,11 @@ class NodeProcess:
         if not done:
             raise StartError("the node actor did not start its processes in time", detail=self.last_output())
         return self.run_dir
+
+    def wait_told(self, seconds: float) -> None:
+        """Until there is an end to tell of: the coordinator's answer may come before the node actor's report."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.failure or self._ended or self.exits(), seconds)
 
     def raise_if_failed(self) -> None:
         """StartError if the node actor gave up or ended."""
@@ -154,6 +163,20 @@ class NodeProcess:
             cause.hint = f"logs are in {event['logs']}"
         return cause
 
+    def _hopeless(self, event: dict[str, Any]) -> CallboardError | None:
+        """A process that ends by its own doing while it starts will do so again: the second time is enough to say why.
+        Of no account once the cluster is ready, where nobody asks for a failure any more.
+        """
+        if event.get("stopped_by_us") or not event.get("by_itself"):
+            return None
+        name = str(event.get("name"))
+        self._early_ends[name] += 1
+        if self._early_ends[name] < _EARLY_ENDS_MAX and int(event.get("restart_in_ms", 0)) >= 0:
+            return None
+        return StartError(
+            f"the cluster did not start: {name} ended while it started: {event.get('cause')}", causes=self.ends()
+        )
+
     def exits(self, device: str | None = None) -> list[dict[str, Any]]:
         """Ends of processes that nobody asked for, oldest first."""
         return [
@@ -162,6 +185,17 @@ class NodeProcess:
             if event.get("event") == "actor_exited"
             and not event.get("stopped_by_us")
             and device in (None, event.get("name"))
+        ]
+
+    def ends(self) -> list[StartError]:
+        """The last of exits() as errors, with the end of each process's log."""
+        return [
+            StartError(
+                f"{event.get('name')}#{event.get('incarnation')} ended: {event.get('cause')}",
+                actor=f"{event.get('name')}#{event.get('incarnation')}",
+                detail=str(event.get("log_tail", "")),
+            )
+            for event in self.exits()[-3:]
         ]
 
     def last_output(self) -> str:
@@ -228,6 +262,8 @@ def _connect(node: NodeProcess, until: float, timeout: float) -> _native.Client:
     except _native.NativeError as failure:
         if client is not None:
             client.close()
+        if failure.error["code"] != _NOT_READY:
+            node.wait_told(_END_WAIT_S)
         node.raise_if_failed()
         raise _start_error(failure, node, timeout) from None
     except BaseException:
@@ -240,14 +276,7 @@ def _start_error(failure: _native.NativeError, node: NodeProcess, timeout: float
     """What the coordinator answered, with the last words of the processes that ended: its own account of them or, where
     it gave none, what the node actor has told by now."""
     cause = from_fields(failure.error)
-    ends = list(cause.causes) or [
-        StartError(
-            f"{event.get('name')}#{event.get('incarnation')} ended: {event.get('cause')}",
-            actor=f"{event.get('name')}#{event.get('incarnation')}",
-            detail=str(event.get("log_tail", "")),
-        )
-        for event in node.exits()[-3:]
-    ]
+    ends = list(cause.causes) or node.ends()
     message = cause.message if cause.code != _NOT_READY else f"{cause.message} (within {timeout:g} s)"
     return StartError(f"the cluster did not start: {message}", hint=cause.hint, detail=cause.detail, causes=ends)
 

@@ -24,8 +24,8 @@ namespace callboard::kernels::conformance {
 /// What a domain under test brings.
 inline std::vector<PythonKernelEntry> suite_entries() {
   return testing::standin({"scale", "pair", "chunks", "join", "count", "raises", "exits", "out_of_memory",
-                           "returns_none", "returns_three", "writes_secretly", "writes_and_raises", "keeps_result",
-                           "spoils_kept", "from_numpy", "noise", "spins"});
+                           "returns_none", "returns_three", "returns_argument", "writes_secretly", "writes_and_raises",
+                           "keeps_result", "spoils_kept", "from_numpy", "noise", "spins"});
 }
 
 inline const PythonOperator& operator_of(const GilDomain& domain, const std::string& function) {
@@ -86,6 +86,7 @@ inline void check_errors(GilDomain& domain) {
   CHECK(failing("out_of_memory").code == ErrorCode::kOutOfMemory);
   CHECK(failing("returns_none").code == ErrorCode::kOutputMismatch);
   CHECK(failing("returns_three").code == ErrorCode::kOutputMismatch);
+  CHECK(failing("returns_argument").code == ErrorCode::kOutputMismatch);
 }
 
 /// A write that stays with the domain has harmed nothing.

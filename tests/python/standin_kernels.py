@@ -148,12 +148,12 @@ def warm_up_fails(device: torch.device) -> None:
     raise ValueError(f"no warmth on {device}")
 
 
-@kernel("standin::same(Tensor x) -> Tensor")
+@kernel("standin::same(Tensor(a) x) -> Tensor(a)")
 def same(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@kernel("standin::row(Tensor x) -> Tensor")
+@kernel("standin::row(Tensor(a) x) -> Tensor(a)")
 def row(x: torch.Tensor) -> torch.Tensor:
     return x[1]
 
@@ -347,6 +347,14 @@ def raises(x: torch.Tensor) -> torch.Tensor:
     raise ValueError(f"nothing to do for {tuple(x.shape)}")
 
 
+LONG_AND_COLOURED = "\x1b[31mred\x1b[0m\r and " + 40_000 * "m" + " the end"
+
+
+@one("raises_long_and_coloured")
+def raises_long_and_coloured(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError(LONG_AND_COLOURED)  # not the text itself: the traceback shows this line
+
+
 @one("raises_with_memory")
 def raises_with_memory(x: torch.Tensor) -> torch.Tensor:
     held = torch.ones(4 << 20)  # 16 MiB, in a frame that the traceback keeps
@@ -432,6 +440,32 @@ def returns_three(x: torch.Tensor) -> Any:
 @kernel("standin::returns_nested(Tensor x) -> (Tensor, Tensor)")
 def returns_nested(x: torch.Tensor) -> Any:
     return x + 1, (x + 2, x + 3)
+
+
+@one("returns_argument")
+def returns_argument(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@one("returns_view")
+def returns_view(x: torch.Tensor) -> torch.Tensor:
+    return x[:2].detach()
+
+
+@kernel("standin::returns_twice(Tensor x) -> (Tensor, Tensor)")
+def returns_twice(x: torch.Tensor) -> Any:
+    y = x + 1
+    return y, y[:1]
+
+
+@kernel("standin::returns_overlapping(Tensor[] parts) -> Tensor[]")
+def returns_overlapping(parts: list[torch.Tensor]) -> Any:
+    return list(torch.cat(parts).chunk(2))
+
+
+@kernel("standin::parts_of(Tensor(a) x) -> Tensor(a)[]")
+def parts_of(x: torch.Tensor) -> Any:
+    return list(x.chunk(2))
 
 
 @one("wrong_shape")

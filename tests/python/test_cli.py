@@ -218,6 +218,8 @@ def test_up_detach_status_down_and_nothing_is_left(lab: Lab) -> None:
     status = lab("status")
     assert status.returncode == 0, status.stderr
     assert "cluster 'lab'" in status.stdout
+    assert "clients 0," in status.stdout  # the command is none
+    assert lab.status()["clients"] == []
     everyone = pids(lab)
     assert set(everyone) == {"node", "coordinator", "cpu0", "cpu1"}
     down = lab("down")
@@ -278,6 +280,15 @@ def test_a_device_that_cannot_start_gives_cause_and_log_lines_and_leaves_nothing
     assert "the fake device was told to fail" in up.stderr
     assert lab.clusters() == []
     assert json.loads(lab("status", "-o", "json").stdout)["error"]["name"] == "cluster_not_found"
+
+
+def test_a_device_that_crashes_at_its_start_is_started_twice_and_no_more(lab: Lab) -> None:
+    up = lab.up(env={"CALLBOARD_FAKE_DEVICE": "crash"})
+    assert up.returncode == 1, up.stderr
+    assert "ended while it started: signal 11" in up.stderr
+    assert "the fake device was told to crash" in up.stderr
+    assert max(up.stderr.count(f"{name} started (pid ") for name in ("cpu0", "cpu1")) == 2
+    assert lab.clusters() == []
 
 
 def test_a_device_that_hangs_gives_not_ready_and_leaves_nothing(lab: Lab) -> None:

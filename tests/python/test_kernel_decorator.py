@@ -180,6 +180,28 @@ def test_results_that_are_not_what_the_schema_says_are_an_error(make, annotation
             module.wrong(torch.ones(2, device="meta"))
 
 
+@pytest.mark.parametrize(
+    ("parameters", "annotation", "result", "owner"),
+    [
+        ("x: Tensor", "Tensor", "x", "the argument 'x'"),
+        ("x: Tensor", "Tensor", "x[:1].detach()", "the argument 'x'"),
+        ("n: int, xs: list[Tensor]", "Tensor", "xs[1].view(-1)", "the argument 'xs'"),
+        ("x: Tensor", "tuple[Tensor, Tensor]", "(x + 1,) * 2", "result 0"),
+        ("x: Tensor", "list[Tensor]", "list((x + 1).chunk(2))", "result 0"),
+    ],
+)
+def test_a_result_that_shares_memory_is_refused_as_on_a_device(make, parameters, annotation, result, owner) -> None:
+    module = make(f"""
+        @callboard.kernel(fake=lambda *_: torch.empty(2))
+        def shares({parameters}) -> {annotation}:
+            return {result}
+    """)
+    arguments = (1, [torch.ones(2), torch.ones(2)]) if "n: int" in parameters else (torch.ones(2),)
+    with pytest.raises(OutputMismatch, match=f"shares its memory with {owner}") as caught:
+        module.shares(*arguments)
+    assert ".clone()" in caught.value.hint
+
+
 # -- torch's own checks -----------------------------------------------------------------------------------------------
 
 OPCHECKS = {

@@ -5,8 +5,10 @@ What users see is the same in both kinds of GIL domains; where it is not, the te
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -16,13 +18,17 @@ import torch
 from torch import nn
 
 import callboard
+import cli_support
 import standin_kernels
 from conftest import device_pid, eventually, kill_device
 from models import rand, same
 
 HERE = str(pathlib.Path(__file__).parent)
 GOOD = ["scale", "pair", "add_to", "join", "warmed", "helper_process", "starts_thread", "keeps_argument"]
-BAD = ["raises", "exits", "writes_secretly", "connects_back", "wrong_shape", "ends_process", "spins"]
+BAD = [
+    "raises", "exits", "writes_secretly", "connects_back", "wrong_shape", "ends_process", "spins", "returns_argument",
+    "raises_long_and_coloured",
+]  # fmt: skip
 OWN = ["process_number", "kept_sum", "spoils_kept"]
 
 
@@ -253,10 +259,22 @@ def test_an_exception_arrives_with_operator_node_and_traceback(cluster: Any) -> 
     assert failed.value.code == 407
 
 
+def test_a_long_and_coloured_exception_arrives_short_and_plain(cluster: Any) -> None:
+    program = cluster.compile(failing("raises_long_and_coloured"), (rand(4),), placement="cpu0")
+    with pytest.raises(callboard.errors.PythonError) as failed:
+        program(rand(4))
+    text = str(failed.value)
+    assert "raised RuntimeError: red and mmm" in text
+    assert "bytes left out) …" in text
+    assert len(text) < 8_000
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]|\[31m", text)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "part"),
     [
         ("exits", "PythonError", "raised SystemExit: 3"),
+        ("returns_argument", "OutputMismatch", "shares its memory with the argument 'x'"),
         ("writes_secretly", "PythonError", "wrote to its argument 'x'"),
         ("wrong_shape", "OutputMismatch", "found float32[2, 2] on cpu"),
         ("connects_back", "PythonError", "cannot be a client of that cluster"),
@@ -437,6 +455,55 @@ def test_a_python_that_cannot_start_is_a_start_error_that_says_so(
     with pytest.raises(callboard.errors.StartError) as failed:
         callboard.launch(file)
     assert part in str(failed.value)
+
+
+def start_error(module: str, domain: str, **further: Any) -> callboard.errors.StartError:
+    """Of a cluster whose one device has kernels of this module."""
+    file = config([], domain, **further)
+    file["devices"] = [{"kind": "cpu", "threads": 1, "python": domain}]
+    file["python"]["kernels"] = [{"target": f"{module}:f"}]
+    with pytest.raises(callboard.errors.StartError) as failed:
+        callboard.launch(file, timeout=300)
+    return failed.value
+
+
+def test_a_module_that_crashes_at_its_import_is_named_and_tried_twice(run_root: pathlib.Path, domain: str) -> None:
+    error = start_error("crashes_at_import", domain)
+    assert "cpu0 ended while it started" in error.message
+    assert [cause.actor for cause in error.causes] == ["cpu0#1", "cpu0#2"]
+    for cause in error.causes:
+        assert "importing the module 'crashes_at_import'" in cause.detail
+        assert "crashes_at_import.py" in cause.detail  # where, by Python's own handler
+        assert "signal 11" in (cause.message if domain == "inline" else cause.detail)
+
+
+def test_a_module_whose_import_hangs_is_named(run_root: pathlib.Path, domain: str) -> None:
+    for seconds in (10, 40, 160):  # on a busy machine the time may be up before torch is imported
+        limits = {"start_timeout": f"{seconds}s"}
+        text = str(start_error("hangs_at_import", domain, limits=limits, restart={"policy": "never"}))
+        assert f"not ready within limits.start_timeout of {seconds}000 ms, while " in text
+        if "while starting the interpreter and importing torch" not in text:
+            break
+    assert "while importing the module 'hangs_at_import'" in text
+
+
+def test_status_shows_the_processes_of_a_domain_and_does_not_count_itself(cluster: Any, domain: str) -> None:
+    status = cli_support.callboard("status", cluster.name)
+    assert status.returncode == 0, status.stderr
+    rows = re.findall(r"^ *(cpu[01]\.py[0-9]+) +(idle|busy) +([0-9]+)", status.stdout, re.M)
+    shown = json.loads(cli_support.callboard("status", cluster.name, "-o", "json").stdout)
+    children = {
+        f"{actor['name']}.py{child['number']}": child
+        for actor in shown["actors"]
+        for child in actor.get("python", {}).get("children", [])
+    }
+    assert {name for name, _, _ in rows} == set(children)
+    assert len(children) == (2 if domain == "process" else 0)
+    for name, _, pid in rows:
+        assert children[name]["pid"] == int(pid)
+        assert pathlib.Path(f"/proc/{pid}").exists()
+    assert [client["pid"] for client in shown["clients"]] == [os.getpid()]
+    assert "clients 1," in status.stdout
 
 
 def test_r17_a_cluster_stops_while_kernels_sleep_in_python(run_root: pathlib.Path) -> None:

@@ -1,5 +1,7 @@
 // Stands in for callboard-device where LibTorch is not built: joins the cluster, beats, and knows no operator. What
-// else it does is told by CALLBOARD_FAKE_DEVICE: "exit" fails at once, "hang" never says a word.
+// else it does is told by CALLBOARD_FAKE_DEVICE: "exit" fails at once, "crash" does by a signal, "hang"
+// never says a word.
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -88,6 +90,10 @@ int main(int argc, char** argv) {
   if (wanted == "exit") {
     std::fputs("the fake device was told to fail\n", stderr);
     return 3;
+  }
+  if (wanted == "crash") {
+    std::fputs("the fake device was told to crash\n", stderr);
+    ::raise(SIGSEGV);
   }
   if (wanted == "hang") {
     while (true) pause();

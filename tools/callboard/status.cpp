@@ -10,6 +10,7 @@
 
 #include "actors/client/client.h"
 #include "actors/core/run_dir.h"
+#include "messages/base/clock.h"
 #include "tools/callboard/commands.h"
 #include "tools/callboard/exit_codes.h"
 #include "tools/callboard/signals.h"
@@ -40,6 +41,54 @@ std::string word(const json& object, const char* key) {
   return found == object.end() || !found->is_string() ? std::string() : found->get<std::string>();
 }
 
+/// The tool is a client for as long as it asks: nothing that a person wants to know.
+void leave_out_self(json& status) {
+  json others = json::array();
+  for (json& client : status["clients"]) {
+    if (client.value("pid", std::int64_t{0}) != ::getpid()) others.push_back(std::move(client));
+  }
+  status["clients"] = std::move(others);
+}
+
+/// Puts what devices with their Python in processes tell of those now into "python" of their entries: "children"
+/// (number, pid, state), "starting", "ended", "start_error"; or "error" where the device does not answer.
+void add_python_processes(json& status, actors::Client& client) {
+  const TimePoint until = after(Clock::now(), kAnswerWait);  // for all of them
+  for (json& actor : status["actors"]) {
+    const json described = actor.value(json::json_pointer("/description/runtime/python/domain"), json());
+    const std::string state = word(actor, "state");
+    if (described != "process" || (state != "ready" && state != "loading")) continue;
+    const json arguments = {{"device", word(actor, "name")}, {"name", "describe"}};
+    const auto answer = client.operation("device_query", arguments.dump(), until - Clock::now());
+    const json told = answer ? json::parse(*answer, nullptr, false) : json();
+    const json python = told.is_object() ? told.value("python", json::object()) : json::object();
+    json shown = json::object();
+    for (const char* key : {"children", "starting", "ended", "start_error"}) {
+      if (python.contains(key)) shown[key] = python[key];
+    }
+    if (!answer) shown["error"] = answer.error().message;
+    actor["python"] = std::move(shown);
+  }
+}
+
+/// One row for each process of a device's Python kernels, named as in the device's log.
+void add_python_rows(Table& table, const json& actor, std::string& problems) {
+  const auto python = actor.find("python");
+  if (python == actor.end()) return;
+  const std::string name = word(actor, "name");
+  const auto row = [&](const std::string& suffix, const std::string& state, const std::string& pid, Style style) {
+    table.add({"  " + name + ".py" + suffix, state, pid, "", "", "", "", "", ""}, style);
+  };
+  for (const json& child : python->value("children", json::array())) {
+    row(number(child, "number"), word(child, "state"), number(child, "pid"), Style::kGood);
+  }
+  if (python->value("starting", 0) > 0) row("", "starting", "-", Style::kWarn);
+  for (const char* key : {"start_error", "error"}) {
+    const std::string text = word(*python, key);
+    if (!text.empty()) problems += name + ": Python processes: " + text.substr(0, text.find('\n')) + "\n";
+  }
+}
+
 std::string actors_table(const json& status, const actors::ClusterRecord& record, const Console& console,
                          bool& degraded) {
   Table table({"ACTOR", "STATE", "PID", "START", "QUEUED", "RUNNING", "FINISHED", "MEMORY", "LIMIT"});
@@ -57,6 +106,7 @@ std::string actors_table(const json& status, const actors::ClusterRecord& record
                device ? number(actor, "running") : "", device ? number(actor, "finished") : "",
                device ? bytes(actor, "memory_bytes") : "", limit > 0 ? size_text(limit) : ""},
               style_of(state));
+    add_python_rows(table, actor, problems);
     if (state == "ready") continue;
     degraded = true;
     const json last = actor.value("last_exit", json::object());
@@ -98,9 +148,11 @@ std::string text_of(const json& status, const actors::ClusterRecord& record, con
 int show(actors::Client& client, const Console& console, bool clear) {
   const auto answer = client.operation("status", "{}", kAnswerWait);
   if (!answer) return report(answer.error(), console);
-  const json status = json::parse(*answer, nullptr, false);
+  json status = json::parse(*answer, nullptr, false);
   if (!status.is_object())
     return report(Error(ErrorCode::kInternal, "the coordinator's status is not a JSON object"), console);
+  leave_out_self(status);
+  add_python_processes(status, client);
   bool degraded = !status.value("ready", false);
   const std::string text = text_of(status, client.cluster(), console, degraded);
   if (console.json) {
@@ -155,6 +207,9 @@ void add_status(CLI::App& app, Invocation& invocation) {
   command->add_flag("-w,--watch", *watch, "Again every second, until Ctrl-C");
   add_output_option(*command, invocation);
   command->footer(R"(
+Processes of a device's Python kernels (python: process) have a row of their own: idle, busy or starting. This command
+itself is not counted among the clients.
+
 What killed clusters left is removed, but for their logs: those go with the next `callboard up` or `callboard down`.
 
 Examples:

@@ -119,7 +119,7 @@ class Up {
   std::string logs_;
   std::map<std::string, std::int64_t> pids_;
   std::map<std::string, json> exits_;      // the last one of each actor
-  std::map<std::string, int> early_ends_;  // ends by itself, not by a signal, before the cluster was ready
+  std::map<std::string, int> early_ends_;  // ends by its own doing before the cluster was ready
   std::optional<Error> failure_;
   bool stopped_ = false;
   std::mutex news_mutex_;
@@ -249,7 +249,7 @@ void Up::take_exit(const json& event) {
                                           : "starting it again in " + time_text(milliseconds(restart));
   progress(name + console_.err(Style::kWarn, " ended: " + text_of(event, "cause")) + "; " + next);
   exits_[name] = event;
-  if (ready_ || event.value("signalled", false)) return;
+  if (ready_ || !event.value("by_itself", false)) return;
   // What ends by itself while it starts will do so again: the second time is enough to say why.
   if (++early_ends_[name] < 2 && restart >= 0) return;
   if (!failure_)

@@ -73,6 +73,7 @@ class _Operator:
         spec = self.spec
         before = self._versions(args)
         result = self._checked(spec.fn(*args, **kwargs), "")
+        self._check_sharing(args, result)
         for name, tensor, version in before:
             if tensor._version != version:
                 raise KernelError(
@@ -101,6 +102,22 @@ class _Operator:
                     (name, t, t._version) for t in tensors if isinstance(t, torch.Tensor) and not t.is_inference()
                 ]
         return watched
+
+    def _check_sharing(self, args: tuple[Any, ...], result: Any) -> None:
+        """OutputMismatch for a result that shares memory with an argument or another result: graphs do not know it."""
+        owners = {}
+        for name, value in zip(self.names, args, strict=False):
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                owners[_memory_of(tensor)] = f"the argument '{name}'"
+        results = result if isinstance(result, (list, tuple)) else () if result is None else (result,)
+        for number, tensor in enumerate(results):
+            owner = owners.setdefault(_memory_of(tensor), f"result {number}")
+            if owner != f"result {number}":
+                raise OutputMismatch(
+                    f"result {number} of the kernel shares its memory with {owner}",
+                    operator=self.spec.op,
+                    hint="return a tensor of its own: y.clone()",
+                )
 
     def _checked(self, result: Any, whose: str) -> Any:
         """The result in the form that the schema has, or OutputMismatch."""
@@ -234,6 +251,13 @@ def _target(fn: Callable[..., Any]) -> str:
             )
         module = str(spec.name)
     return f"{module}:{fn.__qualname__}"
+
+
+def _memory_of(value: Any) -> int:
+    """What tells one tensor's memory from another's; one of its own for what has none (None, a sparse tensor)."""
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        return int(value.untyped_storage()._cdata)
+    return id(value)
 
 
 def _described(value: Any) -> str:

@@ -31,7 +31,14 @@ TEST_CASE("an event is one line of JSON, whatever a log may hold") {
   CHECK(json["incarnation"] == 3);
   CHECK(json["cause"] == "signal 9 (Killed)");
   CHECK(json["restart_in_ms"] == 200);
+  CHECK(json["by_itself"] == false);  // somebody killed it
   CHECK(exit_text(event.exit) == "cpu0#3: signal 9 (Killed)");
+
+  event.exit.code = SIGSEGV;
+  CHECK(Json::parse(to_json_line(event))["by_itself"] == true);
+  event.exit.signalled = false;
+  event.exit.code = 3;
+  CHECK(Json::parse(to_json_line(event))["by_itself"] == true);
 
   NodeEvent failed{NodeEvent::Kind::kFailed};
   failed.error = Error(ErrorCode::kAddressInUse, "taken", "choose another");

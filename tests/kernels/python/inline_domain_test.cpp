@@ -144,7 +144,7 @@ TEST_CASE("kernels find ordinary tensors without gradients and the device's thre
   CHECK(modes[3].item<bool>());        // one thread
 }
 
-TEST_CASE("a result that is an argument, or looks into one, is the blob's own memory") {
+TEST_CASE("a result that is an argument, or looks into one, as its schema says, is the blob's own memory") {
   TestDevice device(with_python({"same", "row"}));
   FragmentMaker maker("views");
   const ValueId x = maker.input();
@@ -185,6 +185,25 @@ TEST_CASE("warm-up functions run once, on the kernels' own thread with one intra
   CHECK(identical(device.result(of_one("warmed"), {at::ones({2})}), at::ones({2})));
   const at::Tensor modes = device.result(of_one("modes"), {at::ones({3})});
   CHECK_FALSE(modes[3].item<bool>());  // its two threads again
+}
+
+TEST_CASE("a start tells each of its steps before it begins") {
+  test_memory();
+  std::vector<std::string> steps;
+  PythonOptions options = python_options({{"standin_kernels:scale", "", false, ""},
+                                          {"standin_kernels:warmed", "", false, ""},
+                                          {"no_such_module:f", "", false, ""}});
+  options.step = [&](std::string_view step) { steps.emplace_back(step); };
+  CHECK_FALSE(make_gil_domain(options, c10::Device(c10::DeviceType::CPU)));
+  CHECK(steps == std::vector<std::string>{"starting the interpreter and importing torch",
+                                          "importing the module 'standin_kernels'",
+                                          "importing the module 'no_such_module'"});
+  options.kernels.pop_back();
+  auto domain = make_gil_domain(options, c10::Device(c10::DeviceType::CPU));
+  REQUIRE(domain);
+  steps.clear();
+  REQUIRE((*domain)->warm_up(1));
+  CHECK(steps == std::vector<std::string>{"running the warm-up standin_kernels:warmed"});
 }
 
 TEST_CASE("a warm-up that fails is the device's start that fails, with the traceback") {
@@ -239,7 +258,7 @@ TEST_CASE("entries that cannot be: module, function, schema, signature, types, o
   CHECK(has(error("standin_kernels:plain").message, "has no schema"));
   CHECK(has(error("standin_kernels:plain", "standin::plain(Tensor").message, "cannot be read"));
   CHECK(has(error("standin_kernels:plain", "plain(Tensor x) -> Tensor").message, "has no namespace"));
-  CHECK(has(error("standin_kernels:plain", "aten::relu(Tensor x) -> Tensor").message, "operator of PyTorch"));
+  CHECK(has(error("standin_kernels:plain", "aten::relu(Tensor x) -> Tensor").message, "namespace of PyTorch"));
   CHECK(has(error("standin_kernels:plain", "standin::plain(Tensor x, Tensor y) -> Tensor").message,
             "does not take the arguments of its schema"));
   CHECK(has(error("standin_kernels:takes_two").message, "does not take the arguments of its schema"));
@@ -249,6 +268,7 @@ TEST_CASE("entries that cannot be: module, function, schema, signature, types, o
   CHECK(type.code == ErrorCode::kUnsupported);
   CHECK(has(type.message, "'x' is of type Dict"));
   CHECK(error("standin_kernels:plain", "standin::plain(Tensor x) -> str").code == ErrorCode::kUnsupported);
+  CHECK(has(error("standin_kernels:plain", "standin::plain(Tensor x, ...) -> Tensor").message, "has '...'"));
   const Error twice = domain_error({{"standin_kernels:scale", "", false, ""},
                                     {"standin_kernels:plain", "standin::scale(Tensor x) -> Tensor", false, ""}});
   CHECK(has(twice.message, "is brought by 'standin_kernels:scale' already"));
@@ -342,6 +362,38 @@ TEST_CASE("results that are none of the schema's") {
   const RunResult result = device.run(maker.build(), {to_wire(at::ones({3}))});
   REQUIRE(result.error);
   CHECK(has(result.error->message, "where the schema returns nothing"));
+}
+
+TEST_CASE("a text of an exception that is long or coloured arrives short and plain") {
+  const Error error = run_error("raises_long_and_coloured");
+  CHECK(has(error.message, "raised RuntimeError: red and mmm"));
+  CHECK(has(error.message, "bytes left out) …"));
+  CHECK(has(error.detail, "standin_kernels.py"));
+  CHECK(has(error.detail, "the end"));
+  const std::string all = error.to_string();
+  CHECK(all.size() < 8'000);
+  for (const char* escape : {"\x1b", "[31m", "\r"}) CHECK_FALSE(has(all, escape));
+}
+
+TEST_CASE("a result that shares memory with an argument or another result, which no schema says") {
+  const auto refused = [](const std::string& function) {
+    const Error error = run_error(function);
+    CHECK(error.code == ErrorCode::kOutputMismatch);
+    CHECK(has(error.hint, ".clone()"));
+    return error.message;
+  };
+  CHECK(has(refused("returns_argument"), "it shares its memory with the argument 'x', which the schema does not say"));
+  CHECK(has(refused("returns_view"), "shares its memory with the argument 'x'"));
+  const auto domain = make_domain(standin({"returns_twice", "returns_overlapping", "parts_of"}));
+  const Error twice = call_error(*domain, "returns_twice", {at::ones({3})});
+  CHECK(twice.code == ErrorCode::kOutputMismatch);
+  CHECK(has(twice.message, "item 1 shares its memory with item 0"));
+  const c10::List<at::Tensor> parts(std::vector<at::Tensor>{at::ones({2}), at::ones({2})});
+  CHECK(has(call_error(*domain, "returns_overlapping", {parts}).message, "shares its memory with another tensor"));
+  const at::Tensor x = at::rand({4});
+  const auto views = call(*domain, "parts_of", {x}).at(0).toTensorVector();
+  REQUIRE(views.size() == 2);
+  CHECK(views[1].storage().unsafeGetStorageImpl() == x.storage().unsafeGetStorageImpl());
 }
 
 TEST_CASE("step 5 holds Python's results to what the program declares: shape, dtype, device") {
