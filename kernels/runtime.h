@@ -93,7 +93,7 @@ struct PythonOptions {
   std::function<bool()> on_loop = {};
   /// Where the interpreter's ledger is kept; nullptr: in memory of its own.
   GilBoard* board = nullptr;
-  /// Where Python writes its stacks when the process crashes, and at SIGUSR1 (its faulthandler); -1: nowhere.
+  /// Where Python's faulthandler writes when the process crashes, and at SIGUSR1; -1: stderr, only while it starts.
   int crash_fd = -1;
   /// Hears what the domain does while it starts ("importing the module 'my_kernels'"), before it does it, so that who
   /// waits in vain can say for what. Any thread; must not throw.
