@@ -17,6 +17,7 @@ from callboard import errors
 from callboard.errors import CallboardError
 
 if TYPE_CHECKING:
+    from callboard._compile_backend import compile_backend
     from callboard._launch import launch
     from callboard._native import list_clusters
     from callboard._tensors import record_stream
@@ -31,6 +32,7 @@ __all__ = [
     "Plan",
     "Program",
     "TensorFuture",
+    "compile_backend",
     "connect",
     "empty",
     "errors",
@@ -45,6 +47,7 @@ _WHERE = {
     "Plan": "callboard.program",
     "Program": "callboard.program",
     "TensorFuture": "callboard.future",
+    "compile_backend": "callboard._compile_backend",
     "connect": "callboard.cluster",
     "empty": "callboard.cluster",
     "kernel": "callboard.kernels",

@@ -31,7 +31,7 @@ _EAGER_PROGRAMS_MAX = 64
 _EVENTS_MAX = 1024
 
 
-# For empty(), which takes the only one.
+# For empty() and torch.compile(), which take the only one.
 _open_clusters: weakref.WeakSet[Cluster] = weakref.WeakSet()
 
 
@@ -142,6 +142,26 @@ class Cluster:
                 each = [_checked.placement_dict(device) for device in copies]
                 native = self._client.load_replicas(builder, each, divided, dim, until)
         return Program(native, structure, self._hub, builder=builder, placement=where)
+
+    def load_exported(
+        self,
+        exported: torch.export.ExportedProgram,
+        *,
+        placement: PlacementDict,
+        name: str,
+        forward: Callable[..., Any],
+        dynamic_shapes: Any,
+        timeout: float | None,
+    ) -> Program:
+        """What compile() does with a module once it is captured; arguments are checked already."""
+        from callboard import export as exporter
+        from callboard.program import Program
+
+        builder = _native.FragmentBuilder(name)
+        with _native_errors():
+            structure = exporter.build_program(exported, builder, forward=forward, dynamic_shapes=dynamic_shapes)
+            native = self._client.load(builder, placement, timeout)
+        return Program(native, structure, self._hub, builder=builder, placement=placement)
 
     def load(self, path: str | os.PathLike[str], placement: Any = None, *, timeout: float | None = None) -> Program:
         """A program that program.save() wrote; without a placement it goes where it was."""
@@ -326,16 +346,21 @@ def empty(
     *size: int | Sequence[int], dtype: torch.dtype | None = None, cluster: Cluster | None = None
 ) -> torch.Tensor:
     """cluster.empty() of the cluster that this process is connected to; with several, say which."""
-    if cluster is None:
-        known = [each for each in _open_clusters if not each.closed]
-        if len(known) != 1:
-            names = ", ".join(sorted(each.name for each in known)) or "none"
-            raise InputError(
-                f"this process is connected to {len(known)} clusters ({names}), empty() needs exactly one",
-                hint="say cluster=…" if known else "launch() or connect() first",
-            )
-        cluster = known[0]
-    return cluster.empty(*size, dtype=dtype)
+    return (only_cluster("empty()", "cluster=…") if cluster is None else cluster).empty(*size, dtype=dtype)
+
+
+def only_cluster(who: str, how: str) -> Cluster:
+    """The cluster that this process is connected to. InputError with none or several: `who` needs one, and `how` says
+    which.
+    """
+    known = [each for each in _open_clusters if not each.closed]
+    if len(known) != 1:
+        names = ", ".join(sorted(each.name for each in known)) or "none"
+        raise InputError(
+            f"this process is connected to {len(known)} clusters ({names}), {who} needs exactly one",
+            hint=f"say {how}" if known else "launch() or connect() first",
+        )
+    return known[0]
 
 
 class _native_errors:  # noqa: N801 (a context manager that reads like a function)

@@ -13,6 +13,7 @@ __all__ = [
     "ActorUnavailable",
     "CallboardError",
     "Cancelled",
+    "ClientFallbackWarning",
     "ClusterNotFound",
     "ConfigError",
     "CoordinatorLost",
@@ -91,6 +92,12 @@ class CallboardError(RuntimeError):
     def __reduce__(self) -> tuple[Any, ...]:
         # Exceptions pickle by their positional arguments; ours has more to say (multiprocessing, asyncio executors).
         return (_rebuild, (type(self), self.message, _fields(self)))
+
+
+class ClientFallbackWarning(UserWarning):
+    """A part of a model that torch.compile(backend="callboard") was given ran in the client's process; the text names
+    its operators and says why.
+    """
 
 
 class MessageError(CallboardError):

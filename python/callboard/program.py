@@ -143,6 +143,11 @@ class Program:
         """Class of the module, or what compile() was told."""
         return self._native.name
 
+    @property
+    def draws_random(self) -> bool:
+        """Does some operator draw random numbers with the arguments that it has? Each device has its own generator."""
+        return any(fragment["random"] for fragment in self._native.plan)
+
     def plan(self) -> Plan:
         """What runs where, and how long each part takes; print() it. Asks the cluster for what it measured so far; once
         the connection has ended, the plan is without that.
