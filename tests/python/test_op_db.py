@@ -1,4 +1,4 @@
-"""A slice of the proof over PyTorch's operator tests (tools/op_db), one entry or more of each kind, on a real device."""
+"""A slice of the proof over PyTorch's operator tests (tools/op_db): entries of each kind, on a real device."""
 
 from __future__ import annotations
 

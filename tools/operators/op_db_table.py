@@ -66,8 +66,8 @@ def table(verdicts: list[Verdict]) -> str:
         "",
         f"Of {totals.entries} entries {_passing_entries(verdicts)} pass with every sample. "
         f"{totals.on_clones} of the passing pairs write to their arguments, which a program refuses: they ran on "
-        "clones, as the error's hint says. PyTorch cannot export a pair if torch.export refuses it, or if the program that it "
-        "makes does not give eager's results when PyTorch itself runs it. What did not pass:",
+        "clones, as the error's hint says. PyTorch cannot export a pair if torch.export refuses it, or if the program "
+        "that it makes does not give eager's results when PyTorch itself runs it. What did not pass:",
         "",
         "| entry | samples | result | where | why |",
         "|---|---|---|---|---|",

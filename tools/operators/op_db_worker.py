@@ -12,7 +12,6 @@ from typing import Any
 from op_db_judge import FAILED, NO_SAMPLE, Judge, Verdict, launch, one_line
 from op_db_pairs import Call, Pair, load_entries, sample_calls
 
-
 SAMPLES_MAX = 16
 
 
