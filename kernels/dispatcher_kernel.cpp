@@ -9,6 +9,7 @@
 #include <ATen/core/jit_type.h>
 
 #include "kernels/dying_operand.h"
+#include "kernels/own_operators.h"
 #include "messages/base/names.h"
 
 namespace callboard::kernels {
@@ -85,6 +86,18 @@ Error unknown_operator(const std::string& op) {
   return error;
 }
 
+/// Callboard's own library is opened when the first program names what may be one of its operators.
+Result<c10::OperatorHandle> find_operator(const c10::OperatorName& name, const std::string& op) {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  if (auto handle = dispatcher.findSchema(name)) return *handle;
+  if (!op.starts_with(kOwnNamespace)) return fail(unknown_operator(op));
+  const Status loaded = load_own_operators();
+  if (auto handle = dispatcher.findSchema(name)) return *handle;
+  Error unknown = unknown_operator(op);
+  if (!loaded) unknown.detail = loaded.error().to_string();
+  return fail(std::move(unknown));
+}
+
 /// nullptr unless the argument of that name is a constant.
 const c10::IValue* constant_argument(const ArgumentPlan& plan, std::string_view name) {
   for (std::size_t i = 0; i < plan.steps.size(); ++i) {
@@ -149,29 +162,27 @@ Result<PreparedKernel> make_dispatcher_kernel(const Node& node, std::shared_ptr<
                                               OutputPlan outputs, const BindingScope& scope,
                                               const DeviceBackend& backend) {
   const c10::OperatorName name = split_name(node.op);
-  const auto handle = c10::Dispatcher::singleton().findSchema(name);
-  if (!handle) return fail(unknown_operator(node.op));
+  CALLBOARD_ASSIGN(const c10::OperatorHandle handle, find_operator(name, node.op));
   if (!backend.can_run(name.name, name.overload_name)) {
     return fail(ErrorCode::kUnsupported,
                 "the operator '" + node.op + "' has no kernel for " + std::string(backend.kind()),
                 "place the node on a device of another kind");
   }
-  const c10::FunctionSchema& schema = handle->schema();
+  const c10::FunctionSchema& schema = handle.schema();
   CALLBOARD_ASSIGN(ArgumentPlan arguments, bind_arguments(node, schema, scope));
   CALLBOARD_TRY(check_declared_outputs(outputs, schema));
   PreparedKernel prepared;
   const bool ours = node.op.starts_with("aten::") || node.op.starts_with("prims::");
-  prepared.traits.random = is_random(*handle, arguments);
+  prepared.traits.random = is_random(handle, arguments);
   prepared.traits.effects = !ours && schema.returns().empty() && !arguments.writes;
   prepared.traits.aliases = aliases_of(schema, arguments);
-  const auto in_place =
-      backend.device().is_cpu() && gives_known_tensor(outputs) ? in_place_form(*handle) : std::nullopt;
+  const auto in_place = backend.device().is_cpu() && gives_known_tensor(outputs) ? in_place_form(handle) : std::nullopt;
   if (in_place) {
     prepared.kernel = std::make_unique<OverwritingKernel>(std::move(info), std::move(arguments), std::move(outputs),
-                                                          *handle, *in_place);
+                                                          handle, *in_place);
   } else {
     prepared.kernel =
-        std::make_unique<DispatcherKernel>(std::move(info), std::move(arguments), std::move(outputs), *handle);
+        std::make_unique<DispatcherKernel>(std::move(info), std::move(arguments), std::move(outputs), handle);
   }
   return prepared;
 }

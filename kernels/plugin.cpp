@@ -17,20 +17,20 @@ namespace callboard::kernels {
 
 namespace {
 
-std::string folder_of_program() {
-  std::array<char, PATH_MAX> path{};
-  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
-  if (length <= 0) return ".";
-  const std::string_view whole(path.data(), static_cast<std::size_t>(length));
-  return std::string(whole.substr(0, whole.rfind('/')));
-}
-
 Error not_usable(std::string_view name, const std::string& file, const std::string& why, std::string hint) {
   return Error(ErrorCode::kEnvironment, "the plug-in '" + std::string(name) + "' cannot be used: " + file + ": " + why,
                std::move(hint));
 }
 
 }  // namespace
+
+std::string program_folder() {
+  std::array<char, PATH_MAX> path{};
+  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
+  if (length <= 0) return ".";
+  const std::string_view whole(path.data(), static_cast<std::size_t>(length));
+  return std::string(whole.substr(0, whole.rfind('/')));
+}
 
 Result<std::string> probe_devices(const std::string& kind) {
   if (!comes_by_plugin(kind)) return fail(ErrorCode::kUnsupported, "no plug-in brings devices of kind '" + kind + "'");
@@ -41,7 +41,7 @@ Result<std::string> probe_devices(const std::string& kind) {
 Result<const PluginEntry*> load_plugin(std::string_view name, const std::string& folder) {
   static std::map<std::string, const PluginEntry*, std::less<>> loaded;
   if (const auto found = loaded.find(name); found != loaded.end()) return found->second;
-  const std::string file = (folder.empty() ? folder_of_program() : folder) + "/callboard_" + std::string(name) + ".so";
+  const std::string file = (folder.empty() ? program_folder() : folder) + "/callboard_" + std::string(name) + ".so";
   if (::access(file.c_str(), R_OK) != 0) {
     return fail(not_usable(name, file, std::strerror(errno),
                            std::string("this installation was built without it: build ") +

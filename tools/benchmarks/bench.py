@@ -15,6 +15,7 @@ from dataclasses import asdict
 
 import inline_threshold
 import messages
+import operators
 import peers
 import processes
 import python_kernels
@@ -42,6 +43,7 @@ GROUPS: list[tuple[tuple[str, ...], Callable[[int, bool], list[Figure]]]] = [
     (("gil_domains_parallel",), python_kernels.parallel),
     (("domain_replacement",), python_kernels.replacement),
     (("minilm_latency", "minilm_throughput"), models.minilm),
+    (("rms_norm_cpu",), operators.rms_norm),
     (("inline_threshold",), inline_threshold.sweep),
 ]
 # Sweeps that choose a constant; their figures have names behind a slash. Only where they are asked for.

@@ -42,7 +42,7 @@ WITHOUT = re.compile(r"(^|/)(codec|frame|content_hash\.cpp|domain_messages|proce
 RUNTIME_TABLE = "callboard_cuda_runtime_table"
 TABLE_SOURCE = "kernels/cuda/runtime_table_cuda.cpp"
 TEST_FOLDERS = ["tests/kernels", "tests/kernels/memory", "tests/kernels/cuda", "tests/kernels/cuda_plugin",
-                "tests/conformance"]
+                "tests/kernels/custom_ops", "tests/conformance"]
 
 
 class Missing(Exception):
@@ -300,6 +300,7 @@ def build_all(build: Build) -> tuple[list[Program], list[str]]:
     for program in tests:  # every program gets the helpers whole
         program.sources = [source for source in program.sources if source not in testing]
     plugin_sources = sources_of("kernels/cuda_plugin", "add_library")
+    operators = sources_of("kernels/custom_ops", "add_library") + sources_of("kernels/custom_ops", "target_sources")
     place = [f'-DCALLBOARD_PLUGIN_DIR="{build.bin}"']
     libraries = {"plain": Program("plain", plain), "kernels": Program("kernels", kernels),
                  "testing": Program("testing", testing), "catch": Program("catch", ["tests/support/catch_main.cpp"])}
@@ -307,6 +308,7 @@ def build_all(build: Build) -> tuple[list[Program], list[str]]:
         Program("callboard_cuda.so", plugin_sources, shared=True, cuda=True),
         Program("callboard_cuda_testing.so", ["tests/kernels/cuda_plugin/test_operators_cuda.cu"], shared=True,
                 cuda=True),
+        Program("callboard_ops.so", operators, shared=True, runtime=True),
         Program("memory_peer", ["tests/kernels/memory/memory_peer.cpp"]),
         Program("cuda_memory_peer_fake", ["tests/conformance/cuda_memory_peer.cpp"]),
         Program("cuda_memory_peer_gpu", ["tests/conformance/cuda_memory_peer.cpp", TABLE_SOURCE],

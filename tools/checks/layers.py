@@ -20,6 +20,7 @@ ALLOWED = {
     "kernels/cuda": ["messages", "kernels/memory"],
     "kernels/process_domain": ["messages", "kernels", "kernels/memory"],
     "kernels/python": ["messages", "kernels"],
+    "kernels/custom_ops": [],
     "kernels": ["messages", "kernels/memory", "kernels/cuda", "kernels/process_domain"],
     "actors/core": ["messages", "config", "kernels/memory"],
     "actors/coordinator": ["messages", "config", "actors/core"],

@@ -35,10 +35,12 @@ endfunction()
 function(callboard_target target)
   target_include_directories(${target} PUBLIC "${PROJECT_SOURCE_DIR}")
   target_include_directories(${target} SYSTEM PUBLIC ${CALLBOARD_EXPECTED_INCLUDE})
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Werror)
+  # Not for nvcc, whose own code for the host does not keep to them.
+  target_compile_options(${target} PRIVATE
+    "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wshadow;-Wnon-virtual-dtor;-Werror>")
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CALLBOARD_UNITY)
     # GCC 12 takes alternatives of a variant that are not there for uninitialised ones where it inlines across sources.
-    target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
+    target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>")
   endif()
   if("HEAVY" IN_LIST ARGN OR "TRUE" IN_LIST ARGN)
     set_target_properties(${target} PROPERTIES JOB_POOL_COMPILE heavy JOB_POOL_LINK heavy)

@@ -9,6 +9,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "kernels/own_operators.h"
 #include "kernels/tensor_convert.h"
 #include "kernels/tensor_import.h"
 
@@ -62,6 +63,8 @@ std::map<ContentHash, at::Tensor>& constants() {
 }
 
 }  // namespace
+
+Status load_callboard_operators() { return load_own_operators(CALLBOARD_PLUGIN_DIR); }
 
 TestMemory& test_memory() {
   static auto* memory = [] {

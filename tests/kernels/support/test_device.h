@@ -28,6 +28,9 @@ struct TestMemory {
 };
 TestMemory& test_memory();
 
+/// Opens callboard_ops.so of this build, so that callboard::rms_norm and its kin are there.
+Status load_callboard_operators();
+
 /// Inline, or in the peer's arena under a lease of kSelf where it is large. Keeps strides and offset.
 WireValue to_wire(const at::Tensor& tensor);
 /// As a client reads it: the bytes, or the owner's segment mapped. A copy; the handle's lease is released.

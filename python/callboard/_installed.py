@@ -1,0 +1,33 @@
+"""Where the installed programs, plug-ins and libraries are. Devices import this: it needs nothing native."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from callboard.errors import StartError
+
+__all__ = ["find_program"]
+
+
+def find_program(name: str) -> str:
+    """$CALLBOARD_BIN_DIR, the package's own bin, the build tree's, this Python's, $PATH."""
+    # Not resolved: a build tree holds links to the sources, and its programs are beside it.
+    package = Path(__file__).absolute().parent
+    folders = [package / "bin", package.parent.parent / "bin", Path(sys.executable).parent]
+    chosen = os.environ.get("CALLBOARD_BIN_DIR")
+    if chosen:
+        folders = [Path(chosen).absolute()]
+    for folder in folders:
+        candidate = folder / name
+        if candidate.is_file() and os.access(candidate, os.X_OK):
+            return str(candidate)
+    found = None if chosen else shutil.which(name)
+    if found is None:
+        raise StartError(
+            f"the program '{name}' is not in {', '.join(map(str, folders))}" + ("" if chosen else ", nor in PATH"),
+            hint="CALLBOARD_BIN_DIR names the folder that holds it",
+        )
+    return found
