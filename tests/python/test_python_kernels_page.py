@@ -1,4 +1,4 @@
-"""docs/python-kernels.md does what it says: its blocks are run in order, and print what stands behind `print`."""
+"""Pages of docs/ do what they say: their blocks are run in order, and print what stands behind `print`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ import pytest
 
 from conftest import client_environment
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "python-kernels.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r"^```(?:python|yaml) *(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PRINTED = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 
 
 @pytest.mark.timeout(700)  # a fusion is compiled, unless an earlier run left the code in the cache
-def test_the_page_s_blocks_run_and_print_what_it_says(tmp_path) -> None:
+@pytest.mark.parametrize("page", ["python-kernels.md", "custom-operators.md"])
+def test_the_page_s_blocks_run_and_print_what_it_says(tmp_path: Path, page: str) -> None:
     script = ""
-    for name, code in BLOCK.findall(PAGE.read_text(encoding="utf-8")):
+    for name, code in BLOCK.findall((DOCS / page).read_text(encoding="utf-8")):
         if name:
             (tmp_path / name).write_text(code.replace("MODULES", str(tmp_path)), encoding="utf-8")
         else:
