@@ -202,7 +202,7 @@ TEST_CASE("an unknown operator names the nearest ones of its namespace") {
   CHECK(error.hint.find("aten::relu") != std::string::npos);
   CHECK(error.message.find("node_0") != std::string::npos);
   CHECK(error.detail.find("model.py:10") != std::string::npos);
-  CHECK(load_error("nowhere::op", {value(0)}).hint.find("load the library") != std::string::npos);
+  CHECK(load_error("nowhere::op", {value(0)}).hint.find("name the library") != std::string::npos);
   CHECK(
       load_error("callboard_sym::floor_div", {std::int64_t{1}, std::int64_t{1}}).hint.find("callboard_sym::floordiv") !=
       std::string::npos);
