@@ -15,7 +15,6 @@ from dataclasses import asdict
 
 import inline_threshold
 import messages
-import operators
 import peers
 import processes
 import python_kernels
@@ -24,6 +23,7 @@ import weights
 from figure import MIB, Figure
 
 import models
+import operators
 
 # Memory first: once this process has imported torch, it shares libtorch's pages with the device actor, whose
 # proportional set size would come out a third too small.
