@@ -223,8 +223,8 @@ cluster = callboard.connect(sys.argv[1])
 program = cluster.load(sys.argv[2])
 x = torch.randn(1600, 1600)
 futures = [program.submit(x) for _ in range(int(sys.argv[3]))]
-print("full", flush=True)
 try:
+    print("full", flush=True)  # from here on the signal may come
     program.submit(x)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
