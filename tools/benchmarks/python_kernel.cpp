@@ -240,7 +240,7 @@ int main(int argc, char** argv) {
   options.self = {"bench", 1};
   options.python = PythonOptions();
   options.python->path = {folder.path()};
-  options.python->kernels = {{"bench_kernels:empty", "bench::empty(Tensor x) -> Tensor", false, ""}};
+  options.python->kernels = {{"bench_kernels:empty", "bench::empty(Tensor(a) x) -> Tensor(a)", false, ""}};
   actors::HelperSpawner spawner(device_program());
   if (what == "process") {
     options.python->processes.emplace();
