@@ -196,7 +196,9 @@ class SchemaReader {
       } while (takes("|"));
       return true;
     };
-    const bool good = sets() && (takes("!") || true) && (!takes("->") || sets()) && takes(")");
+    bool good = sets();
+    takes("!");  // or not
+    good = good && (!takes("->") || sets()) && takes(")");
     return good || fails("has " + rest() + " where an alias as in (a!) is expected",
                          "Tensor(a!) for an argument that the function writes to");
   }
