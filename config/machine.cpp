@@ -9,6 +9,8 @@
 
 #include <unistd.h>
 
+#include "config/installation.h"
+
 namespace callboard::config {
 namespace {
 
@@ -56,13 +58,11 @@ std::string run_root_rule() {
   return "/tmp/callboard-" + std::to_string(geteuid());
 }
 
-/// Beside the device actor's program, as kernels/plugin.h looks for it: that is the one beside this program unless the
-/// environment names another.
+/// Beside the device actor's program, as kernels/plugin.h looks for it.
 bool has_plugin(const std::string& name) {
   std::error_code error;
-  std::filesystem::path program = environment("CALLBOARD_DEVICE_BINARY");
-  if (program.empty()) program = std::filesystem::read_symlink("/proc/self/exe", error);
-  return !error && std::filesystem::exists(program.parent_path() / ("callboard_" + name + ".so"), error);
+  const std::filesystem::path program = device_program();
+  return !program.empty() && std::filesystem::exists(program.parent_path() / ("callboard_" + name + ".so"), error);
 }
 
 }  // namespace

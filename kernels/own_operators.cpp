@@ -7,7 +7,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/version.h>
 
-#include "kernels/plugin.h"
+#include "messages/base/own_program.h"
 
 namespace callboard::kernels {
 
@@ -25,7 +25,7 @@ Status load_own_operators(const std::string& folder) {
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   if (are_registered()) return {};
-  const std::string file = (folder.empty() ? program_folder() : folder) + "/callboard_ops.so";
+  const std::string file = (folder.empty() ? own_program_folder() : folder) + "/callboard_ops.so";
   if (::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL) == nullptr) {
     const char* why = ::dlerror();
     return fail(

@@ -3,15 +3,14 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
-#include <climits>
 #include <cstring>
 #include <map>
 
 #include <torch/version.h>
 
 #include "kernels/runtime.h"
+#include "messages/base/own_program.h"
 
 namespace callboard::kernels {
 
@@ -24,14 +23,6 @@ Error not_usable(std::string_view name, const std::string& file, const std::stri
 
 }  // namespace
 
-std::string program_folder() {
-  std::array<char, PATH_MAX> path{};
-  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
-  if (length <= 0) return ".";
-  const std::string_view whole(path.data(), static_cast<std::size_t>(length));
-  return std::string(whole.substr(0, whole.rfind('/')));
-}
-
 Result<std::string> probe_devices(const std::string& kind) {
   if (!comes_by_plugin(kind)) return fail(ErrorCode::kUnsupported, "no plug-in brings devices of kind '" + kind + "'");
   CALLBOARD_ASSIGN(const PluginEntry* entry, load_plugin(kind));
@@ -41,7 +32,7 @@ Result<std::string> probe_devices(const std::string& kind) {
 Result<const PluginEntry*> load_plugin(std::string_view name, const std::string& folder) {
   static std::map<std::string, const PluginEntry*, std::less<>> loaded;
   if (const auto found = loaded.find(name); found != loaded.end()) return found->second;
-  const std::string file = (folder.empty() ? program_folder() : folder) + "/callboard_" + std::string(name) + ".so";
+  const std::string file = (folder.empty() ? own_program_folder() : folder) + "/callboard_" + std::string(name) + ".so";
   if (::access(file.c_str(), R_OK) != 0) {
     return fail(not_usable(name, file, std::strerror(errno),
                            std::string("this installation was built without it: build ") +

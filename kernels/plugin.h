@@ -31,9 +31,6 @@ constexpr std::string_view kPluginBuild = "callboard-plugin-2";
 /// Kinds of devices that come by a plug-in of their name. Any other kind is built in, or there is none of it.
 inline bool comes_by_plugin(std::string_view kind) { return kind == "cuda"; }
 
-/// Where this program lies; plug-ins and Callboard's own operators lie beside it.
-std::string program_folder();
-
 /// Opens callboard_NAME.so in `folder` (empty: beside this program), for good: RTLD_NOW, since a missing library must
 /// be told now, and RTLD_GLOBAL, since operators and exceptions of both sides must meet. Opening it twice does nothing.
 /// kEnvironment, naming the file and what is missing: not built, a library that it needs, another build, another torch.

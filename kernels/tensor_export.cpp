@@ -18,10 +18,10 @@ namespace callboard::kernels {
 
 namespace {
 
-/// Spread over much more memory than it has elements for.
+/// Spread over much more memory than it has elements for, so much that its strides are not worth it.
 bool is_thin(const at::Tensor& tensor, std::uint64_t touched) {
+  if (touched <= TensorExporter::kSpreadBytesMax) return false;
   const std::uint64_t packed = static_cast<std::uint64_t>(tensor.numel()) * tensor.element_size();
-  if (packed <= inline_bytes_max() && touched > inline_bytes_max()) return true;
   return touched / TensorExporter::kSpreadMax > packed;
 }
 

@@ -31,14 +31,14 @@ struct ExportItem {
 
 /// Small tensors travel as their bytes, larger ones under a lease on their block where they lie; what does not lie in
 /// the arena (or must not be leased) is copied into it once, whatever the number of receivers. A view keeps its
-/// strides, except where it is spread so thin (over more than kSpreadMax times its own size) that it is packed first. A
-/// small view of a huge storage is copied as well: a lease would keep all of it. Thread-safe; the stream belongs to the
-/// caller.
-/// On a device with memory of its own: those that read it get a lease on the block where it lies, ordered after the
-/// stream's work so far; for all others it is copied into the arena, once.
+/// strides, unless it is spread over more than kSpreadBytesMax and over more than kSpreadMax times its own size: then
+/// it is packed first. A small view of a huge storage is copied as well: a lease would keep all of it. Thread-safe; the
+/// stream belongs to the caller. On a device with memory of its own: those that read it get a lease on the block where
+/// it lies, ordered after the stream's work so far; for all others it is copied into the arena, once.
 class TensorExporter {
  public:
   static constexpr std::uint64_t kSpreadMax = 4;
+  static constexpr std::uint64_t kSpreadBytesMax = 64 * 1024;
 
   /// Both outlive it.
   TensorExporter(OwnBlocks& own, DeviceBackend& backend)

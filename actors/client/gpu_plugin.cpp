@@ -3,24 +3,15 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
-#include <climits>
 #include <cstring>
 #include <map>
 #include <mutex>
-#include <string_view>
+
+#include "messages/base/own_program.h"
 
 namespace callboard::actors {
 namespace {
-
-std::string own_folder() {
-  std::array<char, PATH_MAX> path{};
-  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
-  if (length <= 0) return ".";
-  const std::string_view whole(path.data(), static_cast<std::size_t>(length));
-  return std::string(whole.substr(0, whole.rfind('/')));
-}
 
 Error cannot_use_plugin(const std::string& file, const std::string& why, std::string hint) {
   return Error(ErrorCode::kEnvironment, "the plug-in for results on GPUs cannot be used: " + file + ": " + why,
@@ -32,7 +23,7 @@ Error cannot_use_plugin(const std::string& file, const std::string& why, std::st
 Result<const kernels::cuda::ClientPlugin*> load_gpu_plugin(const std::string& folder) {
   static std::mutex mutex;
   static std::map<std::string, const kernels::cuda::ClientPlugin*> loaded;
-  const std::string file = (folder.empty() ? own_folder() : folder) + "/callboard_cuda_client.so";
+  const std::string file = (folder.empty() ? own_program_folder() : folder) + "/callboard_cuda_client.so";
   std::lock_guard lock(mutex);
   if (const auto found = loaded.find(file); found != loaded.end()) return found->second;
   if (::access(file.c_str(), R_OK) != 0) {

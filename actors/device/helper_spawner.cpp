@@ -6,21 +6,15 @@
 #include <unistd.h>
 
 #include <array>
-#include <climits>
 #include <condition_variable>
 #include <optional>
 
 #include "actors/core/process.h"
 #include "messages/base/log.h"
+#include "messages/base/own_program.h"
 
 namespace callboard::actors {
 namespace {
-
-std::string own_program() {
-  std::array<char, PATH_MAX> path{};
-  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size());
-  return length > 0 ? std::string(path.data(), static_cast<std::size_t>(length)) : std::string();
-}
 
 class Helper final : public kernels::HelperProcess {
  public:

@@ -4,6 +4,9 @@
 #include <system_error>
 #include <utility>
 
+#include "config/installation.h"
+#include "messages/base/own_program.h"
+
 namespace callboard::actors {
 
 namespace {
@@ -11,16 +14,15 @@ namespace {
 /// A build tree has it in python/ beside bin/; in a wheel bin/ is inside the package, which the environment finds.
 std::string package_folder() {
   std::error_code failed;
-  const std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", failed);
-  const std::filesystem::path folder = program.parent_path().parent_path() / "python";
-  return !failed && std::filesystem::is_directory(folder / "callboard", failed) ? folder.string() : std::string();
+  const std::filesystem::path folder = std::filesystem::path(own_program_folder()).parent_path() / "python";
+  return std::filesystem::is_directory(folder / "callboard", failed) ? folder.string() : std::string();
 }
 
 }  // namespace
 
 kernels::PythonOptions python_options(const config::PythonConfig& config, std::function<bool()> on_loop) {
   kernels::PythonOptions python;
-  python.executable = config.executable;
+  python.executable = config.executable.empty() ? config::interpreter_beside(own_program()) : config.executable;
   python.path = config.path;
   if (std::string package = package_folder(); !package.empty()) python.path.push_back(std::move(package));
   for (const config::PythonKernelConfig& kernel : config.kernels) {

@@ -122,6 +122,20 @@ TEST_CASE("a column of a wide matrix is packed instead of taking all of it along
   CHECK(identical(from_wire(packed), thin));
 }
 
+TEST_CASE("a view keeps its strides, however thin, where little memory goes along") {
+  Exchange exchange;
+  const at::Tensor cube = at::rand({5, 5, 5});
+  const at::Tensor wide = at::rand({20, 10, 120});
+  for (const at::Tensor& view : {cube.select(1, 3), cube.diagonal(0, 0, 1), cube.slice(2, 0, 1), cube.select(2, 4),
+                                 wide.slice(1, 0, 9).slice(2, 0, 40), at::rand({200, 80}).select(1, 0)}) {
+    INFO(view.sizes() << " " << view.strides());
+    const WireValue wire = exchange.out(view);
+    CHECK(handle_of(wire).meta.strides == view.strides().vec());
+    CHECK(identical(from_wire(wire), view));
+  }
+  CHECK(leases() == 0);
+}
+
 TEST_CASE("what lies in the arena is leased where it lies, what does not is copied once") {
   Exchange exchange;
   const at::Tensor mine = at::rand({kLarge});

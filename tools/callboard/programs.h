@@ -12,8 +12,8 @@ struct Programs {
   std::string device;     ///< callboard-device
 };
 
-/// `device_binary`, else $CALLBOARD_DEVICE_BINARY, else callboard-device beside this program. kEnvironment where it is
-/// not there or not executable, naming what was tried.
+/// `device_binary`, else $CALLBOARD_DEVICE_BINARY, else callboard-device of this installation (config/installation.h).
+/// kEnvironment where it is not there or not executable, naming what was tried.
 Result<Programs> find_programs(const std::string& device_binary = {});
 
 }  // namespace callboard::cli

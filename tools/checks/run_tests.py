@@ -232,8 +232,8 @@ def main() -> int:
     for name in wanted:
         log = LOGS / f"{name}.log"
         log.write_bytes(b"")
-        print(f"[test] {name} …", flush=True)
         stage_begin = time.monotonic()
+        print(f"[test] {name} … (after {stage_begin - begin:.0f} s)", flush=True)
         outcome = STAGES[name](log, arguments)
         if outcome.passed + outcome.failed == 0:
             outcome.failed = 1

@@ -66,15 +66,15 @@ add_library(callboard_dep_cudart INTERFACE)
 target_include_directories(callboard_dep_cudart SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 target_link_libraries(callboard_dep_cudart INTERFACE ${CALLBOARD_CUDART})
 get_filename_component(callboard_cudart_folder "${CALLBOARD_CUDART}" DIRECTORY)
-target_link_options(callboard_dep_cudart INTERFACE "LINKER:-rpath,${callboard_cudart_folder}")
 add_library(callboard::dep_cudart ALIAS callboard_dep_cudart)
 
 add_library(callboard_dep_torch_cuda INTERFACE)
 target_include_directories(callboard_dep_torch_cuda SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 # Also where no symbol of it is used: loading it is what registers the operators' kernels.
 target_link_libraries(callboard_dep_torch_cuda INTERFACE callboard::dep_torch
-  -Wl,--no-as-needed torch_cuda c10_cuda -Wl,--as-needed ${CALLBOARD_CUDART})
-target_link_options(callboard_dep_torch_cuda INTERFACE "LINKER:-rpath,${callboard_cudart_folder}"
+  -Wl,--no-as-needed ${CALLBOARD_TORCH_ROOT}/lib/libtorch_cuda.so ${CALLBOARD_TORCH_ROOT}/lib/libc10_cuda.so
+  -Wl,--as-needed ${CALLBOARD_CUDART})
+target_link_options(callboard_dep_torch_cuda INTERFACE
   "LINKER:-rpath-link,${callboard_cudart_folder}" "LINKER:--allow-shlib-undefined")
 add_library(callboard::dep_torch_cuda ALIAS callboard_dep_torch_cuda)
 set(CALLBOARD_WITH_CUDA ON)

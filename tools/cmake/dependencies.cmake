@@ -30,14 +30,17 @@ if(CALLBOARD_TORCH)
     # Kept, so that a build that configures itself anew finds it without the variable.
     set(CALLBOARD_VENV "$ENV{CALLBOARD_VENV}" CACHE PATH "Python environment with torch, made by tools/setup" FORCE)
   endif()
-  if(NOT EXISTS "${CALLBOARD_VENV}/bin/python")
-    message(FATAL_ERROR "CALLBOARD_VENV ('${CALLBOARD_VENV}') has no bin/python: run tools/setup, or configure with -DCALLBOARD_TORCH=OFF")
+  if(NOT CALLBOARD_INTERPRETER)
+    set(CALLBOARD_INTERPRETER "${CALLBOARD_VENV}/bin/python")
+  endif()
+  if(NOT EXISTS "${CALLBOARD_INTERPRETER}")
+    message(FATAL_ERROR "there is no Python '${CALLBOARD_INTERPRETER}': run tools/setup and set CALLBOARD_VENV to the folder that tools/setup --print-env names, or configure with -DCALLBOARD_TORCH=OFF")
   endif()
   execute_process(
-    COMMAND "${CALLBOARD_VENV}/bin/python" -c "import importlib.util,os,importlib.metadata as m;print(os.path.dirname(importlib.util.find_spec('torch').origin));print(m.version('torch'))"
+    COMMAND "${CALLBOARD_INTERPRETER}" -c "import importlib.util,os,importlib.metadata as m;print(os.path.dirname(importlib.util.find_spec('torch').origin));print(m.version('torch'))"
     OUTPUT_VARIABLE callboard_torch_facts RESULT_VARIABLE callboard_torch_result OUTPUT_STRIP_TRAILING_WHITESPACE)
   if(NOT callboard_torch_result EQUAL 0)
-    message(FATAL_ERROR "no torch in ${CALLBOARD_VENV}: run tools/setup")
+    message(FATAL_ERROR "no torch in ${CALLBOARD_INTERPRETER}: run tools/setup")
   endif()
   string(REPLACE "\n" ";" callboard_torch_facts "${callboard_torch_facts}")
   list(GET callboard_torch_facts 0 CALLBOARD_TORCH_ROOT)
@@ -47,9 +50,9 @@ if(CALLBOARD_TORCH)
   add_library(callboard_dep_torch INTERFACE)
   target_include_directories(callboard_dep_torch SYSTEM INTERFACE
     ${CALLBOARD_TORCH_ROOT}/include ${CALLBOARD_TORCH_ROOT}/include/torch/csrc/api/include)
-  target_link_directories(callboard_dep_torch INTERFACE ${CALLBOARD_TORCH_ROOT}/lib)
-  target_link_libraries(callboard_dep_torch INTERFACE torch_cpu c10)
-  target_link_options(callboard_dep_torch INTERFACE "LINKER:-rpath,${CALLBOARD_TORCH_ROOT}/lib")
+  # With their whole paths, so that CMake knows the folders: it takes them out again of what is installed.
+  target_link_libraries(callboard_dep_torch INTERFACE
+    ${CALLBOARD_TORCH_ROOT}/lib/libtorch_cpu.so ${CALLBOARD_TORCH_ROOT}/lib/libc10.so)
   target_compile_definitions(callboard_dep_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=1)
   add_library(callboard::dep_torch ALIAS callboard_dep_torch)
 endif()

@@ -8,6 +8,7 @@ option(CALLBOARD_FUZZ "Build the libFuzzer targets (clang)" OFF)
 option(CALLBOARD_FAILPOINTS "Compile failpoints in" OFF)
 set(CALLBOARD_SANITIZE "" CACHE STRING "Sanitizers, for example address,undefined or thread")
 set(CALLBOARD_VENV "" CACHE PATH "Python environment with torch, made by tools/setup")
+set(CALLBOARD_INTERPRETER "" CACHE FILEPATH "Another Python with torch than CALLBOARD_VENV/bin/python")
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
