@@ -175,7 +175,7 @@ void add_python(std::vector<Field>& table) {
       base("python.executable", FieldType::kPath,
            "The Python whose standard library, packages and torch the kernels see, as a rule a virtual environment's "
            "`bin/python`. Its version and its torch's must be those that Callboard was built with."),
-      "the one that Callboard was built with")));
+      "that of the environment which holds the package, else the one that Callboard was built with")));
   table.push_back(bind<&Draft::config, &ClusterConfig::python, &PythonConfig::path>(with_default(
       base(
           "python.path", FieldType::kPaths,
