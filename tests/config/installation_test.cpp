@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-#include <catch2/catch_test_macros.hpp>
+#include "tests/support/test.h"
 
 namespace fs = std::filesystem;
 using callboard::config::device_program_of;
