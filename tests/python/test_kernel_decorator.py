@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.export import Dim
 
 import callboard
@@ -53,6 +54,16 @@ def refusal(make, source: str) -> InputError:
 
 
 # -- what it registers ------------------------------------------------------------------------------------------------
+
+
+def test_a_fake_may_be_a_function_of_torch_itself(make) -> None:
+    module = make("""
+        @callboard.kernel(schema="of_torch::like(Tensor x) -> Tensor", fake=torch.empty_like)
+        def like(x: Tensor) -> Tensor:
+            return x + 1
+    """)
+    with FakeTensorMode() as mode:
+        assert module.like(mode.from_tensor(torch.ones(2, 3))).shape == (2, 3)
 
 
 def test_a_spec_says_what_a_device_needs() -> None:

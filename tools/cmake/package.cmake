@@ -1,7 +1,7 @@
 # What a wheel carries, as component `wheel` of `cmake --install`: in the environment's bin/ the program `callboard`, in
-# the package's own bin/ what it starts and opens, in the package its native modules. pyproject.toml adds the Python files.
-# Programs find each other by these places (config/installation.h, python/callboard/_installed.py) and LibTorch beside the
-# package: no absolute path of the machine that built it is left.
+# the package's own bin/ what it starts and opens, in the package its native modules. pyproject.toml adds the Python
+# files. Programs find each other by these places (config/installation.h, python/callboard/_installed.py) and LibTorch
+# beside the package: no absolute path of the machine that built it is left.
 if(SKBUILD)
   set(callboard_scripts "${SKBUILD_SCRIPTS_DIR}")
 else()

@@ -60,8 +60,8 @@ def _interpreter_with_torch() -> Path | None:
         found = _minor(interpreter)
         if found == _HERE:
             return interpreter
-        raise SystemExit(f"CALLBOARD_VENV={chosen}: " + (
-            "has no bin/python with torch" if found is None else f"is Python {found}, the package is built for {_HERE}"))
+        why = "has no bin/python with torch" if found is None else f"is Python {found}, the package is for {_HERE}"
+        raise SystemExit(f"CALLBOARD_VENV={chosen}: {why}")
     if importlib.util.find_spec("torch") is not None:
         return Path(sys.executable)
     setup = _ROOT / "tools/setup"
@@ -87,6 +87,9 @@ def _with_torch(settings: Settings) -> dict[str, Any]:
     interpreter = _interpreter_with_torch()
     if interpreter is None:
         raise SystemExit("there is no torch to build with: run tools/setup, or set CALLBOARD_VENV")
+    # scikit-build-core would take the compiler that Python itself was built with. The usual one, as tools/build has it:
+    # then ccache finds what that compiled.
+    os.environ.setdefault("CXX", "c++")
     return {"cmake.define.CALLBOARD_INTERPRETER": str(interpreter), **(settings or {})}
 
 
