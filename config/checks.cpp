@@ -28,7 +28,6 @@ class Checks {
 
   void run() {
     check_name();
-    check_retry();
     check_times();
     check_tracing();
     check_python_kernels();
@@ -61,12 +60,6 @@ class Checks {
     error(ErrorCode::kConfigOutOfRange, place_of("name"),
           "name is '" + shown(read_.config.name) + "', which is not a cluster name",
           "use 1 to 40 lower-case letters, digits and '-', not starting with '-'");
-  }
-
-  void check_retry() {
-    if (read_.config.retry != "pure") return;
-    error(ErrorCode::kUnsupported, place_of("retry"), "retry is 'pure', which is not available in this version",
-          "write never (or remove the key): requests of a lost actor then fail with the cause");
   }
 
   /// `a` must be less than `b` (or at most): at the one that the file gives, else there is nothing to blame.

@@ -71,6 +71,7 @@ struct LimitsConfig {
   std::uint32_t requests_per_client = 1'024;
   std::uint32_t clients = 256;
   std::uint32_t device_fragments = 256;  ///< sent to a device and not answered; the rest waits in the coordinator
+  std::uint32_t attempts = 3;            ///< of a request whose devices die, the first included
   std::uint64_t edge_bytes = 0;  ///< kept on a device for other devices; 0: a quarter of its memory_limit, or 1 GiB
   Millis deadline{120'000};      ///< of a request that names none
   Millis start_timeout{60'000};
@@ -96,7 +97,7 @@ struct ClusterConfig {
   std::uint32_t version = 1;
   std::string name = "local";
   std::vector<DeviceConfig> devices;
-  std::string retry = "never";  ///< never | pure (step 6 implements pure; until then it is refused with a clear error)
+  std::string retry = "pure";  ///< never | pure
   RestartConfig restart;
   HeartbeatConfig heartbeat;
   LimitsConfig limits;

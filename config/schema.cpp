@@ -112,11 +112,11 @@ void add_root(std::vector<Field>& table) {
             "Name of the cluster: lower-case letters, digits and '-', at most 40. One cluster of a name runs at a "
             "time. It names the run "
             "directory, so it is part of the socket paths, which Unix limits to 107 bytes.")));
-  table.push_back(bind<&Draft::config, &ClusterConfig::retry>(
-      choice("retry", {"never", "pure"},
-             "What happens to a request whose device actor died: `never` fails it with the cause; `pure` would run it "
-             "again if all its "
-             "operators are pure, which this version cannot do yet and refuses.")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::retry>(choice(
+      "retry", {"never", "pure"},
+      "What happens to a request whose device actor died: `never` fails it with the cause; `pure` runs it again on "
+      "the device's next start, at most `limits.attempts` times in all and within its deadline, if all its "
+      "operators are pure: without state, effects and random numbers. Others fail with the cause.")));
 }
 
 void add_devices(std::vector<Field>& table) {
@@ -270,6 +270,9 @@ void add_limits(std::vector<Field>& table) {
              "where it was told not to wait.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::clients>(
       ranged("limits.clients", FieldType::kInt, 1, limits::kClientsMax, "Clients that are connected at a time.")));
+  table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::attempts>(
+      ranged("limits.attempts", FieldType::kInt, 1, 100,
+             "With `retry: pure`: how often a request is run at most, the first time included.")));
   table.push_back(bind<&Draft::config, &ClusterConfig::limits, &LimitsConfig::device_fragments>(
       ranged("limits.device_fragments", FieldType::kInt, 1, limits::kRunsPerDeviceMax,
              "Fragments that are sent to a device and not finished; further ones wait in the coordinator.")));

@@ -42,6 +42,8 @@ CoordinatorOptions core_options(const CoordinatorProcessOptions& options) {
   core.default_deadline = config.limits.deadline;
   core.beat_interval = config.heartbeat.interval;
   core.beat_dead = config.heartbeat.dead;
+  core.retry_pure = config.retry == "pure";
+  core.attempts_max = config.limits.attempts;
   core.requests_per_client = config.limits.requests_per_client;
   core.clients_max = config.limits.clients;
   core.runs_per_device = config.limits.device_fragments;

@@ -2,12 +2,15 @@
 // the coordinator process and in the simulator.
 //
 //   CO-1  A request that was accepted has exactly one Outcome (ok, failed, cancelled, expired), whatever dies.
-//   CO-2  Nobody waits on a dead actor: its runs fail with the exit report as cause, in the step that takes the report
-//         (or, without one, the loss of its link).
+//   CO-2  Nobody waits on a dead actor: in the step that takes its exit report (or, without one, the loss of its link),
+//         its runs fail with that as cause, or are withdrawn and wait for its next incarnation (CO-7).
 //   CO-3  A FragmentFinished counts only if run, attempt and sender's incarnation are current; others are dropped and
 //         counted.
 //   CO-4  Requests of one client that use the same devices start in the order in which they were submitted.
 //   CO-5  Every table has the bound that limits.h names; what does not fit is refused with kOverloaded.
+//   CO-7  With retry_pure, a run of a pure program whose device dies runs again, at most attempts_max times in all and
+//         within its deadline, when no device holds anything of the attempt before. It keeps its place before later
+//         requests of its client. Nothing else runs twice.
 //   CO-6  Inputs of a request are not reported as quiesced while a device that was sent them is alive and has not
 //         answered.
 //
@@ -50,6 +53,8 @@ struct CoordinatorOptions {
   Duration client_dead = std::chrono::seconds(30);  ///< a client that used to beat and is silent so long is gone
   /// A lost link waits so long for the exit report, to name the real cause.
   Duration exit_report_wait = std::chrono::seconds(1);
+  bool retry_pure = false;         ///< CO-7
+  std::uint32_t attempts_max = 3;  ///< of a run, the first included
   std::size_t requests_per_client = limits::kRequestsPerClientMax;
   std::size_t clients_max = limits::kClientsMax;
   /// Fragments sent to a device and not answered; the rest waits here, fairly by client.

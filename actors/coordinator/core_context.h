@@ -12,11 +12,12 @@ namespace callboard::actors {
 
 struct CoreCounters {
   std::uint64_t accepted = 0;
-  std::uint64_t rejected = 0;       ///< submits that were never accepted
+  std::uint64_t rejected = 0;  ///< submits that were never accepted
   std::uint64_t ok = 0;
   std::uint64_t failed = 0;
   std::uint64_t cancelled = 0;
   std::uint64_t expired = 0;
+  std::uint64_t retried = 0;  ///< attempts after a first one
   std::uint64_t fragments_sent = 0;
   std::uint64_t stale_results = 0;  ///< CO-3
   std::uint64_t device_losses = 0;

@@ -1,6 +1,7 @@
 #include "actors/coordinator/members.h"
 
 #include <algorithm>
+#include <array>
 #include <csignal>
 
 #include <nlohmann/json.hpp>
@@ -21,6 +22,14 @@ nlohmann::json described(const std::string& description) {
 std::string text_in(const nlohmann::json& object, const char* key) {
   const auto found = object.find(key);
   return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+/// SIGKILL is never charged to what ran: the kernel's own choice when memory ends looks like a person's.
+bool by_itself(const ActorExited& report) {
+  if (report.stopped_by_us) return false;
+  if (!report.signalled) return report.code != 0;
+  constexpr std::array kCrashes = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSYS, SIGTRAP};
+  return std::find(kCrashes.begin(), kCrashes.end(), report.code) != kCrashes.end();
 }
 
 }  // namespace
@@ -113,7 +122,7 @@ std::optional<DeviceLoss> Members::device_joined(DeviceIndex index, const Hello&
     loss = DeviceLoss{index, device.id,
                       Error(ErrorCode::kActorDied,
                             "device actor " + device.id.to_string() + " was replaced by " + hello.who.to_string()),
-                      true, false};
+                      true, false, false};
     if (device.loss) loss->error.causes.push_back(*device.loss);
     context_.forget(device.id);
     ++context_.counters.device_losses;
@@ -175,7 +184,7 @@ std::optional<DeviceLoss> Members::exited(const ActorExited& report) {
   if (!index) return std::nullopt;
   Device& device = devices_[*index];
   if (report.who.incarnation < device.id.incarnation) return std::nullopt;
-  DeviceLoss loss{*index, report.who, exit_error(device, report), true, report.restart_in_ms < 0};
+  DeviceLoss loss{*index, report.who, exit_error(device, report), true, report.restart_in_ms < 0, by_itself(report)};
   if (device.joined) context_.forget(device.id);
   if (device.state != DeviceState::kDown) tell_clients(report.who, "down", loss.error);
   device.fenced = std::max(device.fenced, report.who.incarnation);
@@ -231,7 +240,7 @@ std::vector<DeviceLoss> Members::overdue(TimePoint now) {
                 "it is ended and started again: submit again");
     error.actor = device.id.to_string();
     if (node_) context_.send(*node_, StopActor{device.id, true, true});
-    losses.push_back(DeviceLoss{index, device.id, std::move(error), false, false});
+    losses.push_back(DeviceLoss{index, device.id, std::move(error), false, false, false});
   }
   return losses;
 }

@@ -69,6 +69,10 @@ Result<std::optional<std::string>> OperationDesk::perform(const ActorId& client,
       return trace(std::move(question), call);
     case OperationId::kDeviceQuery:
       return device_query(std::move(question), call);
+    case OperationId::kQuarantine:
+      return std::optional(quarantine_json(view));
+    case OperationId::kQuarantineRelease:
+      return quarantine_release(call);
     case OperationId::kLogLevel:
       context_.out.push_back(CoordinatorCore::SetLogLevel{level_of(call.text("level"))});
       return std::optional(text_of({{"level", call.text("level")}}));
@@ -120,6 +124,25 @@ Result<std::optional<std::string>> OperationDesk::cancel(const OperationCall& ca
   }
   runs_.cancel(who, request);
   return std::optional(text_of({{"cancelled", true}}));
+}
+
+Result<std::optional<std::string>> OperationDesk::quarantine_release(const OperationCall& call) {
+  const std::string wanted = call.text("program");
+  std::vector<ContentHash> matching;
+  for (const auto& [hash, incident] : runs_.quarantine().all()) {
+    if (incident.quarantined() && !wanted.empty() && hash.hex().rfind(wanted, 0) == 0) matching.push_back(hash);
+  }
+  if (matching.size() != 1) {
+    return fail(ErrorCode::kUsage,
+                matching.empty() ? "no quarantined program's hash begins with '" + wanted + "'"
+                                 : std::to_string(matching.size()) + " quarantined programs' hashes begin with '" +
+                                       wanted + "'",
+                "`callboard quarantine` lists them");
+  }
+  const ContentHash hash = matching.front();
+  runs_.quarantine().release(hash);
+  context_.log(log::Level::kInfo, "quarantine_released", hash.hex());
+  return std::optional(text_of({{"released", hash.hex()}}));
 }
 
 // -- questions to devices ---------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class OperationDesk {
   Result<std::optional<std::string>> restart_actor(const OperationCall& call);
   Result<std::optional<std::string>> shutdown(const OperationCall& call);
   Result<std::optional<std::string>> cancel(const OperationCall& call);
+  Result<std::optional<std::string>> quarantine_release(const OperationCall& call);
   Result<std::optional<std::string>> trace(Question question, const OperationCall& call);
   Result<std::optional<std::string>> device_query(Question question, const OperationCall& call);
   Result<DeviceIndex> named_device(const std::string& name) const;

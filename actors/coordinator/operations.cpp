@@ -45,6 +45,10 @@ constexpr std::array kLogLevelArguments = {
     OperationArgument{"level", ArgumentKind::kText, true, "of the coordinator's log", "trace debug info warning error"},
 };
 
+constexpr std::array kQuarantineReleaseArguments = {
+    OperationArgument{"program", ArgumentKind::kText, true, "its hash, or enough of its beginning", ""},
+};
+
 constexpr std::array kOperations = {
     OperationSpec{OperationId::kStatus, "status", false, "the cluster at a glance", {}},
     OperationSpec{OperationId::kActors, "actors", false, "each actor's state, incarnation, load and last exit", {}},
@@ -60,6 +64,10 @@ constexpr std::array kOperations = {
     OperationSpec{OperationId::kTrace, "trace", true, "record what the devices do, as a Chrome trace", kTraceArguments},
     OperationSpec{OperationId::kDeviceQuery, "device_query", false, "ask one device a question of its own",
                   kDeviceQueryArguments},
+    OperationSpec{OperationId::kQuarantine, "quarantine", false,
+                  "programs that ended their devices' processes, and whether they are refused for it", {}},
+    OperationSpec{OperationId::kQuarantineRelease, "quarantine_release", true, "let a quarantined program run again",
+                  kQuarantineReleaseArguments},
     OperationSpec{OperationId::kLogLevel, "log_level", true, "how much the coordinator logs", kLogLevelArguments},
 };
 

@@ -25,6 +25,8 @@ enum class OperationId : std::uint8_t {
   kTrace,
   kDeviceQuery,
   kLogLevel,
+  kQuarantine,
+  kQuarantineRelease,
 };
 
 enum class ArgumentKind : std::uint8_t { kText, kInteger, kFlag };

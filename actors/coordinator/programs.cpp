@@ -49,6 +49,10 @@ const Error* Program::broken() const {
   return nullptr;
 }
 
+bool Program::pure() const {
+  return std::all_of(plan.summary.begin(), plan.summary.end(), [](const PlannedFragment& f) { return f.pure; });
+}
+
 bool Program::has_state_on(DeviceIndex device) const {
   for (std::size_t i = 0; i < fragments.size(); ++i) {
     if (fragments[i].device == device && !plan.fragments[i].states.empty()) return true;
@@ -386,6 +390,10 @@ void Programs::reset_states(Program& program) {
 }
 
 // -- ends -------------------------------------------------------------------------------------------------------------
+
+void Programs::run_withdrawn(Program& program) {
+  if (--program.runs_sent == 0) unsettled_.insert(program.hash);
+}
 
 void Programs::run_ended(Program& program, bool was_sent) {
   --program.runs;

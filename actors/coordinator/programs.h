@@ -76,6 +76,8 @@ struct Program {
   bool usable() const;
   /// Why it will not become usable by waiting, if so.
   const Error* broken() const;
+  /// No fragment has state, effects or random numbers, as its device said when it loaded it.
+  bool pure() const;
   bool has_state_on(DeviceIndex device) const;
   std::vector<std::string> state_names(std::optional<DeviceIndex> device = {}) const;
 };
@@ -99,6 +101,8 @@ class Programs {
   std::optional<Error> unreadable_results(const ClientMember& client, const Program& program) const;
   void run_added(Program& program) { ++program.runs; }
   void run_sent(Program& program) { ++program.runs_sent; }
+  /// Sent, and not on any device any more: it waits again.
+  void run_withdrawn(Program& program);
   void run_ended(Program& program, bool was_sent);
   /// The loss of state that this client has to be told of, once.
   std::optional<Error> take_state_loss(Program& program, const ActorId& client);

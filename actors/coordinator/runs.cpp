@@ -115,6 +115,7 @@ std::optional<Error> Runs::objection(const ClientMember& client, const Program* 
     return error;
   }
   if (const Error* why = program->broken()) return broken_error(*program, *why);
+  if (auto why = quarantine_.objection(program->hash)) return why;
   return programs_.unreadable_results(client, *program);
 }
 
@@ -205,6 +206,7 @@ bool Runs::start_one(Queues& queues, TimePoint now) {
 /// would.
 bool Runs::has_room(const Run& run) const {
   const Program& program = *run.program;
+  if (!keeps_distance(run)) return false;
   for (std::size_t i = 0; i < program.devices.size(); ++i) {
     // A device whose link is lost and whose exit report is still out takes no runs: it may be another start already.
     const Device& device = members_.device(program.devices[i]);
@@ -235,9 +237,14 @@ void Runs::send(Run& run, TimePoint now) {
   run.phase = RunPhase::kRunning;
   programs_.run_sent(*run.program);
   take_credit(run);
+  if (run.runs_alone) {
+    leave_devices(run);
+    for (DeviceIndex index : run.program->devices) members_.device(index).alone = run.id;
+  }
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(run.deadline - now).count();
   const std::size_t count = run.program->fragments.size();
   const ClientMember* client = members_.find_client(run.client);
+  const bool keeps_inputs = may_run_again(run);
   run.slots.reserve(count);
   for (std::uint32_t i = 0; i < count; ++i) {
     const FragmentRecord& record = run.program->fragments[i];
@@ -250,7 +257,7 @@ void Runs::send(Run& run, TimePoint now) {
     order.client = run.client;
     order.inputs.reserve(record.program_inputs.size());
     for (std::uint32_t input : record.program_inputs) {
-      if (count == 1) {
+      if (count == 1 && !keeps_inputs) {
         order.inputs.push_back(std::move(run.inputs[input]));
       } else {
         order.inputs.push_back(run.inputs[input]);
@@ -264,7 +271,7 @@ void Runs::send(Run& run, TimePoint now) {
     ++context_.counters.fragments_sent;
     context_.send(device.id, std::move(order));
   }
-  run.inputs.clear();
+  if (!keeps_inputs) run.inputs.clear();
 }
 
 // -- devices' reports -------------------------------------------------------------------------------------------------
@@ -284,7 +291,7 @@ void Runs::finished(const ActorId& from, FragmentFinished report, TimePoint now)
   RunSlot& slot = run.slots[report.fragment];
   slot.state = SlotState::kFinished;
   --members_.device(*device).in_flight;
-  if (run.phase == RunPhase::kEnding) {
+  if (run.phase != RunPhase::kRunning) {
     drop_values(report.outputs);
     return quiesce_if_done(run.id);
   }
@@ -335,57 +342,9 @@ void Runs::complete(Run& run) {
                                     : outcome.outputs[at->second]);
   }
   count(OutcomeStatus::kOk);
+  quarantine_.succeeded(run.program->hash);
   context_.send(run.client, std::move(outcome));
   erase(run.id);
-}
-
-void Runs::device_lost(const DeviceLoss& loss) {
-  std::vector<RunId> hit;
-  std::vector<RunId> freed;
-  for (auto& [id, run] : runs_) {
-    bool touched = false;
-    for (RunSlot& slot : run.slots) {
-      if (slot.sent_to != loss.who || !may_still_read(slot)) continue;
-      touched = touched || slot.state == SlotState::kPending;
-      if (loss.ended) freed.push_back(id);
-      slot.state = loss.ended ? SlotState::kEnded : SlotState::kCutOff;
-    }
-    const bool suspects =
-        run.phase == RunPhase::kRunning && run.suspicion &&
-        std::any_of(run.slots.begin(), run.slots.end(), [&](const RunSlot& slot) { return slot.sent_to == loss.who; });
-    if ((touched && run.phase == RunPhase::kRunning) || suspects) hit.push_back(id);
-    const bool hopeless =
-        loss.failed && run.phase == RunPhase::kWaiting &&
-        std::find(run.program->devices.begin(), run.program->devices.end(), loss.device) != run.program->devices.end();
-    if (hopeless) hit.push_back(id);
-  }
-  for (RunId id : hit) {
-    Error error = loss.error;
-    const Run& run = runs_.at(id);
-    if (run.phase == RunPhase::kWaiting) {
-      error.code = ErrorCode::kActorUnavailable;
-      error.message += ", so " + run_name(run) + " cannot start";
-    } else {
-      error.message += " while " + run_name(run) + " used it";
-    }
-    end(id, OutcomeStatus::kFailed, std::move(error));
-  }
-  for (RunId id : freed) quiesce_if_done(id);
-  tell_state_losses();
-}
-
-/// A request that was submitted before the loss and has not started would run on the initial values like one that is
-/// submitted later. It is told now, not when it could start: until then it may be cancelled, and the notice with it.
-/// In order of submission, all that ran on the lost state is before the notice, and all that did not is behind it.
-void Runs::tell_state_losses() {
-  std::map<RunId, Error> told;
-  for (const auto& [client, queues] : waiting_) {
-    for (const auto& [program, ids] : queues) {
-      Run& first = runs_.at(ids.front());
-      if (auto loss = programs_.take_state_loss(*first.program, client)) told.emplace(first.id, std::move(*loss));
-    }
-  }
-  for (auto& [id, error] : told) end(id, OutcomeStatus::kFailed, std::move(error));
 }
 
 void Runs::run_refused(const ActorId& device, const RunFragment& order, Error why, TimePoint now) {
@@ -411,9 +370,7 @@ void Runs::outcome_refused(const ActorId& client, const Outcome& outcome, Error 
 
 // -- ends -------------------------------------------------------------------------------------------------------------
 
-void Runs::end(RunId id, OutcomeStatus status, Error error) {
-  Run& run = runs_.at(id);
-  if (run.phase == RunPhase::kWaiting) remove_waiting(run);
+void Runs::withdraw(Run& run, const Error& why) {
   for (RunSlot& slot : run.slots) {
     drop_values(slot.outputs);
     slot.outputs.clear();
@@ -421,10 +378,16 @@ void Runs::end(RunId id, OutcomeStatus status, Error error) {
   std::set<ActorId> told;
   for (const RunSlot& slot : run.slots) {
     if (slot.state != SlotState::kPending || !told.insert(slot.sent_to).second) continue;
-    Error reason(error.code, error.message);
-    reason.actor = error.actor;
+    Error reason(why.code, why.message);
+    reason.actor = why.actor;
     context_.send(slot.sent_to, CancelRun{run.id, std::move(reason)});
   }
+}
+
+void Runs::end(RunId id, OutcomeStatus status, Error error) {
+  Run& run = runs_.at(id);
+  if (run.phase == RunPhase::kWaiting) remove_waiting(run);
+  withdraw(run, error);
   const bool quiesced = std::none_of(run.slots.begin(), run.slots.end(), may_still_read);
   if (members_.find_client(run.client) != nullptr) {
     Outcome outcome;
@@ -442,9 +405,11 @@ void Runs::end(RunId id, OutcomeStatus status, Error error) {
 
 void Runs::quiesce_if_done(RunId id) {
   const auto found = runs_.find(id);
-  if (found == runs_.end() || found->second.phase != RunPhase::kEnding) return;
-  const Run& run = found->second;
+  if (found == runs_.end()) return;
+  Run& run = found->second;
+  if (run.phase != RunPhase::kEnding && run.phase != RunPhase::kRetrying) return;
   if (std::any_of(run.slots.begin(), run.slots.end(), may_still_read)) return;
+  if (run.phase == RunPhase::kRetrying) return requeue(run);
   if (members_.find_client(run.client) != nullptr) context_.send(run.client, Quiesced{run.request});
   erase(id);
 }
@@ -454,6 +419,7 @@ void Runs::erase(RunId id) {
   const Run& run = found->second;
   deadlines_.erase({run.deadline, id});
   return_credit(run);
+  leave_devices(run);
   if (ClientMember* client = members_.find_client(run.client)) client->requests.erase(run.request);
   programs_.run_ended(*run.program, !run.slots.empty());
   runs_.erase(found);
@@ -491,7 +457,7 @@ void Runs::refuse_broken() {
 void Runs::refuse_waiting(const Error& why) {
   std::vector<RunId> ids;
   for (const auto& [id, run] : runs_) {
-    if (run.phase == RunPhase::kWaiting) ids.push_back(id);
+    if (run.phase == RunPhase::kWaiting || run.phase == RunPhase::kRetrying) ids.push_back(id);
   }
   for (RunId id : ids) end(id, OutcomeStatus::kFailed, why);
 }

@@ -10,6 +10,7 @@
 
 #include "actors/coordinator/members.h"
 #include "actors/coordinator/programs.h"
+#include "actors/coordinator/quarantine.h"
 
 namespace callboard::actors {
 
@@ -22,8 +23,13 @@ namespace callboard::actors {
 // running   gone      the last fragment finished without error          Outcome kOk (quiesced)
 // running   ending    first error, cancel, deadline, device lost        Outcome (not quiesced), CancelRun to the others
 // running   gone      the same, and no device is left that might read   Outcome (quiesced)
+// running   retrying  device lost that will be started again, program   CancelRun to the others
+//                     pure, attempts left
+// retrying  waiting   the last device has answered or its process ended nothing: it is first in its queue again
+// retrying  ending,   cancel, deadline, client lost, a device failed    as from running
+//           gone
 // ending    gone      the last device has answered or its process ended Quiesced
-enum class RunPhase : std::uint8_t { kWaiting, kRunning, kEnding };
+enum class RunPhase : std::uint8_t { kWaiting, kRunning, kRetrying, kEnding };
 
 /// One fragment of a run at its device.
 enum class SlotState : std::uint8_t {
@@ -46,7 +52,7 @@ struct Run {
   RequestSeq request = 0;
   Program* program = nullptr;  ///< kept by its run count
   RunPhase phase = RunPhase::kWaiting;
-  std::vector<WireValue> inputs;  ///< until they are sent
+  std::vector<WireValue> inputs;  ///< until they are sent for the last time
   std::vector<std::int64_t> symbols;
   TimePoint accepted;
   TimePoint deadline = kNever;
@@ -56,6 +62,7 @@ struct Run {
   std::vector<ActorId> credited;          ///< the devices that it was taken from, once sent
   /// An error that is likely to follow from a device's death which is not reported yet: it waits for the root cause.
   std::optional<Error> suspicion;
+  bool runs_alone = false;  ///< one of several that may have ended a device: nothing beside it until it has ended
 };
 
 class Runs {
@@ -83,6 +90,8 @@ class Runs {
   TimePoint next_due() const;
 
   const std::map<RunId, Run>& all() const { return runs_; }
+  Quarantine& quarantine() { return quarantine_; }
+  const Quarantine& quarantine() const { return quarantine_; }
   std::size_t waiting() const;
 
  private:
@@ -101,6 +110,18 @@ class Runs {
   void complete(Run& run);
   /// The one place where an Outcome other than kOk leaves.
   void end(RunId id, OutcomeStatus status, Error error);
+  /// Its devices are to stop, what they have made is dropped.
+  void withdraw(Run& run, const Error& why);
+  /// Nobody saw anything of it, and what it computes again is the same.
+  bool may_run_again(const Run& run) const;
+  void run_again(RunId id, const Error& why);
+  void requeue(Run& run);
+  /// What makes it run alone there does not count any more.
+  void leave_devices(const Run& run);
+  bool keeps_distance(const Run& run) const;
+  /// Who was there when a process ended by itself.
+  void blame(const DeviceLoss& loss, const std::vector<RunId>& pending);
+  /// A run that ends or is to run again, if no device may read its inputs any more.
   void quiesce_if_done(RunId id);
   void tell_state_losses();
   void erase(RunId id);
@@ -113,6 +134,7 @@ class Runs {
   CoreContext& context_;
   Members& members_;
   Programs& programs_;
+  Quarantine quarantine_;
   std::map<RunId, Run> runs_;
   std::map<ActorId, Queues> waiting_;
   ActorId last_served_;

@@ -147,6 +147,8 @@ const char* phase_name(RunPhase phase) {
       return "waiting";
     case RunPhase::kRunning:
       return "running";
+    case RunPhase::kRetrying:
+      return "retrying";
     case RunPhase::kEnding:
       return "ending";
   }
@@ -197,6 +199,7 @@ std::string status_json(const StatusView& view) {
                     {"failed", c.failed},
                     {"cancelled", c.cancelled},
                     {"expired", c.expired},
+                    {"retried", c.retried},
                     {"fragments_sent", c.fragments_sent},
                     {"stale_results", c.stale_results},
                     {"device_losses", c.device_losses},
@@ -223,6 +226,18 @@ std::string requests_json(const StatusView& view) {
     list.push_back(run_json(run, view.now));
   }
   return text_of({{"requests", list}, {"count", view.runs.all().size()}});
+}
+
+std::string quarantine_json(const StatusView& view) {
+  json list = json::array();
+  for (const auto& [hash, incident] : view.runs.quarantine().all()) {
+    list.push_back({{"program", hash.hex()},
+                    {"name", incident.name},
+                    {"kills", incident.kills},
+                    {"quarantined", incident.quarantined()},
+                    {"last", incident.last.message}});
+  }
+  return text_of({{"quarantine", list}});
 }
 
 }  // namespace callboard::actors

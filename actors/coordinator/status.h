@@ -22,5 +22,6 @@ std::string actors_json(const StatusView& view);
 std::string programs_json(const StatusView& view, const std::string& only = {});
 /// The oldest 1,000.
 std::string requests_json(const StatusView& view);
+std::string quarantine_json(const StatusView& view);
 
 }  // namespace callboard::actors

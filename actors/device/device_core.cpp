@@ -178,7 +178,7 @@ class DeviceCoreImpl final : public DeviceCore {
     }
     RunEntry entry = std::move(found->second);
     runs_.erase(found);
-    if (entry.edges_wanted > 0) remember_ended({event.run, event.fragment});
+    if (entry.edges_wanted > 0) remember_ended({event.run, event.fragment}, event.attempt);
     if (entry.cancelled) event.result.error = event.result.error ? event.result.error : entry.cancelled;
     if (!event.result.error) send_edges(entry, event.result, now, out);
 
@@ -322,7 +322,7 @@ class DeviceCoreImpl final : public DeviceCore {
     for (const RunKey& key : waiting) end_waiting(key, cancel.reason, out);
     for (auto it = early_.lower_bound({cancel.run, 0}); it != early_.end() && it->first.first == cancel.run;) {
       release_all(it->second.values, out);
-      remember_ended(it->first);
+      remember_ended(it->first, it->second.attempt);
       it = early_.erase(it);
     }
   }
@@ -340,7 +340,9 @@ class DeviceCoreImpl final : public DeviceCore {
 
   void on_edge(EdgeValues edge, TimePoint now, Actions& out) {
     const RunKey key{edge.run, edge.to};
-    if ((epoch_ != 0 && edge.epoch != epoch_) || ended_.count(key) != 0) return release_all(edge.values, out);
+    const auto ended = ended_.find(key);
+    const bool over = ended != ended_.end() && edge.attempt <= ended->second;
+    if (over || (epoch_ != 0 && edge.epoch != epoch_)) return release_all(edge.values, out);
     const auto found = runs_.find(key);
     if (found == runs_.end()) return keep_early(std::move(edge), now, out);
     const Fragment* fragment = find_fragment(found->second.order.program, edge.to);
@@ -466,7 +468,7 @@ class DeviceCoreImpl final : public DeviceCore {
     runs_.erase(found);
     release_all(entry.order.inputs, out);
     for (auto& [id, value] : entry.edge_values) release(std::move(value), out);
-    remember_ended(key);
+    remember_ended(key, entry.order.attempt);
     answer_error(key, entry.order.attempt, std::move(reason), out);
   }
 
@@ -515,8 +517,10 @@ class DeviceCoreImpl final : public DeviceCore {
     values.clear();
   }
 
-  void remember_ended(const RunKey& key) {
-    if (!ended_.insert(key).second) return;
+  void remember_ended(const RunKey& key, Attempt attempt) {
+    const auto [at, fresh] = ended_.try_emplace(key, attempt);
+    at->second = std::max(at->second, attempt);
+    if (!fresh) return;
     ended_order_.push_back(key);
     if (ended_order_.size() > kEndedKept) {
       ended_.erase(ended_order_.front());
@@ -551,7 +555,7 @@ class DeviceCoreImpl final : public DeviceCore {
   std::uint64_t last_test_ = 0;
   std::map<RunKey, RunEntry> runs_;
   std::map<RunKey, EarlyEdges> early_;
-  std::set<RunKey> ended_;
+  std::map<RunKey, Attempt> ended_;  // the last attempt of it that is over: a later one may come
   std::deque<RunKey> ended_order_;
   TimePoint next_tick_ = kNever;
 };

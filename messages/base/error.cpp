@@ -61,6 +61,7 @@ constexpr std::array kCodeNames{
     CodeName{ErrorCode::kDeviceFailed, "device_failed"},
     CodeName{ErrorCode::kCoordinatorLost, "coordinator_lost"},
     CodeName{ErrorCode::kPeerLost, "peer_lost"},
+    CodeName{ErrorCode::kQuarantined, "quarantined"},
     CodeName{ErrorCode::kResourceExhausted, "resource_exhausted"},
     CodeName{ErrorCode::kAddressInUse, "address_in_use"},
     CodeName{ErrorCode::kPermission, "permission"},

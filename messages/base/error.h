@@ -68,6 +68,7 @@ enum class ErrorCode : std::uint16_t {
   kDeviceFailed = 504,
   kCoordinatorLost = 505,
   kPeerLost = 506,
+  kQuarantined = 507,
   // 6xx the surroundings: limits of the machine, permissions, addresses, files that somebody else writes to.
   kResourceExhausted = 600,
   kAddressInUse = 601,

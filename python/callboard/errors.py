@@ -33,6 +33,7 @@ __all__ = [
     "PlacementError",
     "ProgramError",
     "PythonError",
+    "Quarantined",
     "StartError",
     "StateLost",
     "TensorLost",
@@ -232,6 +233,12 @@ class CoordinatorLost(ActorDied):
     default_code, default_name = 505, "coordinator_lost"
 
 
+class Quarantined(CallboardError):
+    """The program ended two device processes in succession by itself, and is not run any more."""
+
+    default_code, default_name = 507, "quarantined"
+
+
 class MachineError(CallboardError):
     """The machine does not allow it: a limit, a permission, an address."""
 
@@ -278,6 +285,7 @@ _BY_CODE: dict[int, type[CallboardError]] = {
     502: TensorLost,
     503: StateLost,
     505: CoordinatorLost,
+    507: Quarantined,
     604: StartError,
     605: StartError,
     606: ClusterNotFound,

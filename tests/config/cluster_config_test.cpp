@@ -52,7 +52,7 @@ devices:
   - {name: named, kind: cuda, uuid: GPU-8a5c-03FF, output_device: cuda, cuda_graph: never}
 restart: {policy: never, max: 7, window: 2min, backoff: {min: 1s, max: 2s}}
 heartbeat: {interval: 1s, suspect: 2s, dead: 4s}
-limits: {requests_per_client: 8, clients: 3, deadline: 5s, start_timeout: 6s, stop_grace: 0s}
+limits: {requests_per_client: 8, clients: 3, attempts: 9, deadline: 5s, start_timeout: 6s, stop_grace: 0s}
 log: {level: debug, dir: /var/log/callboard}
 tracing: {enabled: true, file: /tmp/trace.json}
 checks: {outputs: false, nan: true}
@@ -216,11 +216,6 @@ TEST_CASE("heartbeat times must agree, with each other and with defaults") {
   CHECK(findings_of(devices + "heartbeat: {interval: 100ms, suspect: 200ms, dead: 300ms}\n").empty());
   CHECK(findings_of(devices + "restart: {backoff: {min: 40s}}\n") ==
         "2:26 E206 restart.backoff.min (40s) must be at most restart.backoff.max (30s, the default)\n");
-}
-
-TEST_CASE("retry: pure is refused for now, with the reason") {
-  CHECK(findings_of("devices: [{kind: cpu}]\nretry: pure\n")
-            .find("2:8 E309 retry is 'pure', which is not available in this version | write never") == 0);
 }
 
 TEST_CASE("cluster names become paths, so their grammar is narrow") {

@@ -49,7 +49,7 @@ operators:
   - {path: "/srv/more libs/x.so", sha256: "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}
 restart: {policy: never, max: 7, window: 2min, backoff: {min: 1s, max: 2s}}
 heartbeat: {interval: 1001ms, suspect: 2s, dead: 4s}
-limits: {requests_per_client: 8, clients: 3, deadline: 5s, start_timeout: 6s, stop_grace: 0s}
+limits: {requests_per_client: 8, clients: 3, attempts: 9, deadline: 5s, start_timeout: 6s, stop_grace: 0s}
 log: {level: warning, dir: "/var/log/call \"board\" \\x # no"}
 tracing: {enabled: true, file: /tmp/trace.json}
 checks: {outputs: false, nan: true}

@@ -131,8 +131,10 @@ void SimDevice::act(DeviceCore::Action action) {
   } else if (auto* load = std::get_if<DeviceCore::Load>(&action)) {
     runtime_.load(load->fragment);
     ++sim_.tally().loads;
-    world_.in(world_.between(1ms, 50ms), [this, program = load->fragment.program, index = load->fragment.index] {
-      if (alive_) step(DeviceCore::Loaded{program, index, kernels::LoadedInfo{}});
+    kernels::LoadedInfo info;
+    info.pure = load->fragment.states.empty();
+    world_.in(world_.between(1ms, 50ms), [this, info, program = load->fragment.program, index = load->fragment.index] {
+      if (alive_) step(DeviceCore::Loaded{program, index, info});
     });
   } else if (auto* unload = std::get_if<DeviceCore::Unload>(&action)) {
     runtime_.unload(unload->program);

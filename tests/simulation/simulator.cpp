@@ -50,6 +50,8 @@ Simulator::Simulator(SimulationOptions options)
   for (const std::string& name : device_names_) core.devices.push_back({name, 0});
   core.requests_per_client = kRequestsPerClient;
   core.runs_per_device = kRunsPerDevice;
+  core.retry_pure = world_.chance(0.7);
+  core.attempts_max = 1 + static_cast<std::uint32_t>(world_.random.below(4));
   coordinator_ = CoordinatorCore::create(core);
   coordinator_alarm_ = std::make_unique<Alarm>(world_, [this] { coordinator_step(CoordinatorCore::Tick{}); });
   actors::SupervisorOptions node;
@@ -151,6 +153,7 @@ void Simulator::check_sent(const ActorId& to, const Message& message) {
       world_.violation("CO-1: two outcomes for request " + std::to_string(outcome->request) + " of " + to.to_string());
     }
   } else if (const auto* run = std::get_if<RunFragment>(&message)) {
+    if (run->attempt > 1) return;  // it started in order the first time
     RunId& last = last_started_[{run->client, to.name}];
     if (run->run < last) {
       world_.violation("CO-4: run " + std::to_string(run->run) + " starts after run " + std::to_string(last));
@@ -301,6 +304,7 @@ void Simulator::check_end() {
     }
   }
   const auto status = nlohmann::json::parse(coordinator_->status_json(world_.now()));
+  tally_.retried = status["counters"]["retried"].get<std::uint64_t>();
   if (status["requests"]["waiting"] != 0 || status["requests"]["running"] != 0) {
     world_.violation("the coordinator still knows requests: " + status["requests"].dump());
   }

@@ -39,7 +39,7 @@ struct SimulationOptions {
 /// How much of what was meant to happen did: a run in which nothing happened proves nothing.
 struct Tally {
   std::uint64_t submitted = 0, ok = 0, failed = 0, cancelled = 0, expired = 0, state_losses = 0;
-  std::uint64_t kills = 0, stops = 0, cuts = 0, client_deaths = 0, restarts = 0, loads = 0;
+  std::uint64_t retried = 0, kills = 0, stops = 0, cuts = 0, client_deaths = 0, restarts = 0, loads = 0;
 };
 
 class SimDevice;

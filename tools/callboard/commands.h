@@ -22,6 +22,7 @@ void add_up(CLI::App& app, Invocation& invocation);
 void add_down(CLI::App& app, Invocation& invocation);
 void add_status(CLI::App& app, Invocation& invocation);
 void add_logs(CLI::App& app, Invocation& invocation);
+void add_quarantine(CLI::App& app, Invocation& invocation);
 void add_run(CLI::App& app, Invocation& invocation);
 void add_doctor(CLI::App& app, Invocation& invocation);
 void add_config(CLI::App& app, Invocation& invocation);

@@ -63,6 +63,7 @@ int run(int argc, char** argv) {
   add_status(app, invocation);
   add_logs(app, invocation);
   add_run(app, invocation);
+  add_quarantine(app, invocation);
   add_doctor(app, invocation);
   add_config(app, invocation);
   add_completion(app, invocation);

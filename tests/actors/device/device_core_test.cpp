@@ -243,6 +243,19 @@ TEST_CASE("DC-3: values of another attempt, another epoch or nobody's are releas
   CHECK(all<DeviceCore::Run>(device.from_peer(edge(5))).size() == 1);
 }
 
+TEST_CASE("DC-2: after an attempt has ended the edges of the next one count, those of the first do not") {
+  Fixture device;
+  device.from_coordinator(order(5));
+  device.from_coordinator(CancelRun{5, Error(ErrorCode::kCancelled, "another attempt of it follows")});
+  CHECK(all<DeviceCore::Release>(device.from_peer(edge(5, arena_tensor(kPeer, 1), 1))).size() == 1);
+  CHECK(all<DeviceCore::Release>(device.from_peer(edge(5, WireValue{std::int64_t{9}}, 2))).empty());  // it is early
+  RunFragment again = order(5);
+  again.attempt = 2;
+  const auto runs = all<DeviceCore::Run>(device.from_coordinator(again));
+  REQUIRE(runs.size() == 1);
+  CHECK(runs[0].order.attempt == 2);
+}
+
 TEST_CASE("unloading a program ends its waiting runs; a new epoch ends all runs") {
   Fixture device;
   device.from_coordinator(order(5));

@@ -1,0 +1,189 @@
+// Who is blamed when a device's process ends by itself, and what becomes of it.
+#include "actors/coordinator/quarantine.h"
+
+#include <csignal>
+
+#include "tests/actors/coordinator/core_fixture.h"
+#include "tests/support/test.h"
+
+namespace callboard::actors {
+namespace {
+
+using test::CoreFixture;
+using test::has;
+using test::one_outcome;
+using test::status_of;
+
+CoordinatorOptions watching(bool retry) {
+  CoordinatorOptions options = test::core_options(1);
+  options.retry_pure = retry;
+  options.attempts_max = 10;
+  return options;
+}
+
+struct Cluster : CoreFixture {
+  explicit Cluster(bool retry = true) : CoreFixture(watching(retry)) {
+    bring_up(1);
+    here = cpu0;
+  }
+  /// The device's process ends, and the next one is there.
+  void end(int signal) {
+    exited(here, signal);
+    here.incarnation += 1;
+    REQUIRE(join(Role::kDevice, here));
+    answer_loads();
+  }
+  std::vector<RunFragment> orders() { return take<RunFragment>(here); }
+  ActorId here;
+};
+
+ProgramGraph named(const std::string& name) { return test::chain_program(1, name); }
+
+}  // namespace
+
+TEST_CASE("a program that crashes its device twice, alone, is quarantined; others go on") {
+  const bool retry = GENERATE(true, false);
+  Cluster f(retry);
+  const ContentHash bad = f.load(named("bad"), test::on("cpu0"));
+  const ContentHash good = f.load(named("good"), test::on("cpu0"));
+  RequestSeq request = f.submit(bad);
+  f.end(SIGSEGV);
+  if (!retry) {
+    CHECK(one_outcome(f, request).error->code == ErrorCode::kActorDied);
+    request = f.submit(bad);
+  }
+  REQUIRE(f.orders().size() == 1);
+  f.end(SIGABRT);
+  const Outcome outcome = one_outcome(f, request);
+  CHECK(outcome.error->code == ErrorCode::kQuarantined);
+  CHECK(has(outcome.error->message, "'bad' is quarantined"));
+  CHECK(has(outcome.error->causes.at(0).message, "SIGABRT"));
+  CHECK(f.orders().empty());
+  f.submit(bad);
+  CHECK(f.take<Outcome>(f.client).at(0).error->code == ErrorCode::kQuarantined);
+  f.submit(good);
+  const auto orders = f.orders();
+  REQUIRE(orders.size() == 1);
+  f.finish(f.here, orders[0], {CoreFixture::leased(f.here, 1)});
+  CHECK(f.take<Outcome>(f.client).at(0).status == OutcomeStatus::kOk);
+}
+
+TEST_CASE("a kill from outside is never charged, however often") {
+  Cluster f;
+  const ContentHash hash = f.load(named("victim"), test::on("cpu0"));
+  const RequestSeq request = f.submit(hash);
+  for (const int signal : {SIGKILL, SIGTERM, SIGKILL, SIGINT, SIGKILL}) {
+    REQUIRE(f.orders().size() == 1);
+    f.end(signal);
+  }
+  const auto orders = f.orders();
+  REQUIRE(orders.size() == 1);
+  f.finish(f.here, orders[0], {CoreFixture::leased(f.here, 1)});
+  CHECK(one_outcome(f, request).status == OutcomeStatus::kOk);
+}
+
+TEST_CASE("nobody is blamed among several; they run one after the other until it is clear") {
+  Cluster f;
+  const ContentHash good = f.load(named("good"), test::on("cpu0"));
+  const ContentHash bad = f.load(named("bad"), test::on("cpu0"));
+  const RequestSeq first = f.submit(good);
+  const RequestSeq second = f.submit(bad);
+  const RequestSeq third = f.submit(good);
+  REQUIRE(f.orders().size() == 3);
+  f.end(SIGSEGV);
+  const RequestSeq fourth = f.submit(good);  // it was not there, and waits behind those who were
+
+  auto orders = f.orders();
+  REQUIRE(orders.size() == 1);
+  CHECK(orders[0].program == good);
+  f.finish(f.here, orders[0], {CoreFixture::leased(f.here, 1)});
+  CHECK(one_outcome(f, first).status == OutcomeStatus::kOk);
+
+  for (int death = 0; death < 2; ++death) {
+    orders = f.orders();
+    REQUIRE(orders.size() == 1);
+    CHECK(orders[0].program == bad);
+    f.end(SIGSEGV);
+  }
+  CHECK(one_outcome(f, second).error->code == ErrorCode::kQuarantined);
+
+  orders = f.orders();
+  REQUIRE(orders.size() == 1);
+  f.finish(f.here, orders[0], {CoreFixture::leased(f.here, 2)});
+  CHECK(one_outcome(f, third).status == OutcomeStatus::kOk);
+  orders = f.orders();
+  REQUIRE(orders.size() == 1);
+  f.finish(f.here, orders[0], {CoreFixture::leased(f.here, 3)});
+  CHECK(one_outcome(f, fourth).status == OutcomeStatus::kOk);
+  CHECK(status_of(f)["requests"]["running"] == 0);
+}
+
+TEST_CASE("one of those who run alone may be cancelled, and nobody waits for it") {
+  Cluster f;
+  const ContentHash hash = f.load(named("p"), test::on("cpu0"));
+  const RequestSeq first = f.submit(hash);
+  const RequestSeq second = f.submit(hash);
+  REQUIRE(f.orders().size() == 2);
+  f.end(SIGSEGV);
+  SECTION("while it runs") {
+    const auto orders = f.orders();
+    REQUIRE(orders.size() == 1);
+    f.message(f.client, CancelRequest{first});
+    CHECK(f.orders().empty());  // it may still be there
+    f.finish(f.here, orders[0], {}, Error(ErrorCode::kCancelled, "cancelled"));
+    CHECK(f.orders().size() == 1);
+  }
+  SECTION("while it waits") {
+    const auto orders = f.orders();
+    f.message(f.client, CancelRequest{second});
+    const RequestSeq third = f.submit(hash);
+    CHECK(f.orders().empty());
+    f.finish(f.here, orders.at(0), {CoreFixture::leased(f.here, 1)});
+    CHECK(f.orders().size() == 1);
+    CHECK(third != 0);
+  }
+}
+
+TEST_CASE("a success in between clears a program, a release takes it out of quarantine") {
+  Cluster f;
+  const ContentHash hash = f.load(named("flaky"), test::on("cpu0"));
+  for (int round = 0; round < 3; ++round) {
+    const RequestSeq request = f.submit(hash);
+    REQUIRE(f.orders().size() == 1);
+    f.end(SIGSEGV);
+    const auto orders = f.orders();
+    REQUIRE(orders.size() == 1);
+    f.finish(f.here, orders[0], {CoreFixture::leased(f.here, 1)});
+    CHECK(one_outcome(f, request).status == OutcomeStatus::kOk);
+  }
+  f.submit(hash);
+  f.end(SIGSEGV);
+  f.end(SIGSEGV);
+  CHECK(f.take<Outcome>(f.client).at(0).error->code == ErrorCode::kQuarantined);
+  const auto ask = [&](const std::string& name, const nlohmann::json& arguments) {
+    f.message(f.client, Operation{++f.last_request, name, arguments.dump()});
+    return f.take<OperationResult>(f.client).at(0);
+  };
+  const auto listed = nlohmann::json::parse(ask("quarantine", nlohmann::json::object()).result)["quarantine"];
+  REQUIRE(listed.size() == 1);
+  CHECK(listed[0]["name"] == "flaky");
+  CHECK(listed[0]["quarantined"] == true);
+  CHECK(ask("quarantine_release", {{"program", "zz"}}).error->code == ErrorCode::kUsage);
+  CHECK_FALSE(ask("quarantine_release", {{"program", hash.hex().substr(0, 8)}}).error);
+  f.submit(hash);
+  CHECK(f.orders().size() == 1);
+}
+
+TEST_CASE("incidents are bounded: the oldest is forgotten") {
+  Quarantine quarantine;
+  Program program;
+  for (int i = 0; i < 300; ++i) {
+    program.hash = ContentHash::of("program " + std::to_string(i));
+    CHECK_FALSE(quarantine.charge(program, Error(ErrorCode::kActorDied, "once")));
+  }
+  CHECK(quarantine.all().size() == 256);
+  CHECK(quarantine.all().count(ContentHash::of("program 0")) == 0);
+  CHECK(quarantine.charge(program, Error(ErrorCode::kActorDied, "twice")));
+}
+
+}  // namespace callboard::actors
