@@ -101,4 +101,4 @@ def _numbers(samples: list[int]) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")[:240]
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")[:240]
