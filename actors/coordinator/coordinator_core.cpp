@@ -73,9 +73,13 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
     desk_.client_lost(id);
     runs_.client_lost(node.mapped());
     programs_.client_lost(id);
-    // A device that started after the client's end has not heard of it from the node actor, and may have lent to it.
+    tell_holder_gone(id);
+  }
+
+  /// A device that started after the holder's end has not heard of it from the node actor, and may have lent to it.
+  void tell_holder_gone(const ActorId& holder) {
     for (const Device& device : members_.devices()) {
-      if (device.joined) context_.send(device.id, HolderGone{id});
+      if (device.joined) context_.send(device.id, HolderGone{holder});
     }
   }
 
@@ -83,6 +87,7 @@ class CoordinatorCoreImpl final : public CoordinatorCore {
     programs_.device_lost(loss);
     runs_.device_lost(loss);
     desk_.device_lost(loss.who, loss.error);
+    if (loss.ended) tell_holder_gone(loss.who);  // after the cancels: what was cancelled lends nothing any more
   }
 
   void on(const SendRefused& event, TimePoint now) {

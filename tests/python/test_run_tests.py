@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import pathlib
 import sys
+import time
 import types
 
 import pytest
@@ -80,3 +81,18 @@ def test_a_failed_program_is_quoted_from_where_it_says_why(run_tests: types.Modu
     ]
     assert len(said) == 40
     assert run_tests.excerpt("short\ntext").split() == ["short", "text"]
+
+
+def test_a_command_over_its_time_is_ended_with_all_that_it_started(
+    run_tests: types.ModuleType, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or what a build had begun would go on beside the stages that follow."""
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(run_tests.Clock, "end", time.monotonic() + 2)  # sooner than the command's own time
+    number = tmp_path / "number"
+    command = ["bash", "-c", f"sleep 600 & echo $! > {number}.new; mv {number}.new {number}; wait"]
+    assert run_tests.run(tmp_path / "log", command, timeout=600) == 124
+    assert "ended after" in (tmp_path / "log").read_text()
+    pid = int(number.read_text())
+    state = pathlib.Path(f"/proc/{pid}/stat")
+    assert not state.exists() or state.read_text().split(")")[1].split()[0] in "ZX"

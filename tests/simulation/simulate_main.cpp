@@ -27,7 +27,8 @@ int main(int argc, char** argv) {
     const auto& t = simulator.tally();
     if (!held || count == 1) {
       std::printf("%s", simulator.report().c_str());
-      std::printf("submitted %llu ok %llu failed %llu cancelled %llu expired %llu retried %llu; kills %llu restarts %llu\n",
+      std::printf("submitted %llu ok %llu failed %llu cancelled %llu expired %llu retried %llu; kills %llu "
+                  "restarts %llu\n",
                   static_cast<unsigned long long>(t.submitted), static_cast<unsigned long long>(t.ok),
                   static_cast<unsigned long long>(t.failed), static_cast<unsigned long long>(t.cancelled),
                   static_cast<unsigned long long>(t.expired), static_cast<unsigned long long>(t.retried),

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import collections
 import json
+import os
+import signal
 import statistics
 import sys
 import time
@@ -223,8 +225,38 @@ def startup(quick: bool) -> None:
         report("system_pss", (pss_bytes(pids["node"]) + pss_bytes(pids["coordinator"])) / MIB, "MiB")
 
 
+def death(quick: bool) -> None:
+    """SIGKILL of a device with a call at it: until its caller has the error, and, with `retry: pure`, its value."""
+    import torch
+
+    import callboard
+
+    def killed(retry: str) -> float:
+        with callboard.launch({**cpus(1), "retry": retry}) as cluster:
+            x = torch.ones(3)
+            program = cluster.compile(lambda a: a + 1, (x,))
+            program(x)
+            (pid,) = [actor["pid"] for actor in cluster.status()["actors"] if actor["role"] == "device"]
+            os.kill(pid, signal.SIGSTOP)  # like a call that hangs, and ends at once when it is run again
+            future = program.submit(x)
+            while not cluster.operation("requests")["requests"]:
+                pass
+            os.kill(pid, signal.SIGKILL)
+            begin = time.perf_counter()
+            try:
+                value = future.get(60)
+            except callboard.errors.ActorDied:
+                value = None
+            seconds = time.perf_counter() - begin
+            assert (value is not None and value.tolist() == [2.0] * 3) == (retry == "pure")
+            return seconds
+
+    for metric, retry in (("detect", "never"), ("recover", "pure")):
+        report(metric, statistics.median([killed(retry) for _ in range(3 if quick else 9)]) * 1e3, "ms")
+
+
 PEERS: dict[str, Callable[[bool], None]] = {
-    "noop": noop, "tensor": tensor, "chain": chain, "parallel": parallel, "startup": startup}
+    "noop": noop, "tensor": tensor, "chain": chain, "parallel": parallel, "startup": startup, "death": death}
 
 
 def main(name: str, quick: bool) -> int:

@@ -60,7 +60,7 @@ std::string released_line(const nlohmann::json& told, const Console&) {
 
 void add_quarantine(CLI::App& app, Invocation& invocation) {
   CLI::App* command =
-      app.add_subcommand("quarantine", "Programs that crash their devices: list them, let one run again");
+      app.add_subcommand("quarantine", "Programs that crash devices: list them, let one run again");
   auto cluster = std::make_shared<std::string>();
   command->add_option("--cluster", *cluster, "Name or run directory; not needed while one cluster runs");
   command->require_subcommand(0, 1);

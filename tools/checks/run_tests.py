@@ -11,6 +11,7 @@ import argparse
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,12 @@ from dataclasses import dataclass, field
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LOGS = ROOT / "build" / "test-logs"
+
+
+class Clock:
+    """Until when all of it may take (time.monotonic)."""
+
+    end = float("inf")
 
 
 @dataclass
@@ -39,16 +46,24 @@ class Outcome:
 
 
 def run(log: pathlib.Path, command: list[str], timeout: float, env: dict[str, str] | None = None) -> int:
-    """Runs a command with its output in `log`; prints the log's end if it fails. 124 after a time-out."""
+    """Runs a command with its output in `log`; prints the log's end if it fails. 124 after a time-out, which ends all
+    that the command has started.
+    """
+    timeout = max(1.0, min(timeout, Clock.end - time.monotonic()))
     with log.open("ab") as out:
         out.write(f"$ {' '.join(command)}\n".encode())
         out.flush()
-        try:
-            code = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                  timeout=timeout, env={**os.environ, **(env or {})}, check=False).returncode
-        except subprocess.TimeoutExpired:
-            out.write(f"\nended after {timeout:.0f} s\n".encode())
-            code = 124
+        with subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                              env={**os.environ, **(env or {})}, start_new_session=True) as process:
+            try:
+                code = process.wait(timeout)
+            except BaseException as problem:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                if not isinstance(problem, subprocess.TimeoutExpired):
+                    raise
+                out.write(f"\nended after {timeout:.0f} s\n".encode())
+                code = 124
     if code != 0:
         lines = log.read_text(errors="replace").splitlines()
         print("\n".join("    " + line for line in lines[-60:]))
@@ -218,6 +233,8 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="also what takes long (label or marker 'slow')")
     parser.add_argument("--only", metavar="STAGE[,STAGE]",
                         help=f"some of: {', '.join(STAGES)} (default: {', '.join(DEFAULT_STAGES)}; with --full all)")
+    parser.add_argument("--limit", type=float, metavar="MINUTES",
+                        help="what has not ended by then is ended and counts as failed (default: 80, with --full none)")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first stage that fails")
     arguments = parser.parse_args()
     default = list(STAGES) if arguments.full else list(DEFAULT_STAGES)
@@ -229,6 +246,9 @@ def main() -> int:
     total = Outcome()
     failures: list[str] = []
     begin = time.monotonic()
+    limit = arguments.limit if arguments.limit is not None or arguments.full else 80.0
+    if limit is not None:
+        Clock.end = begin + 60 * limit
     for name in wanted:
         log = LOGS / f"{name}.log"
         log.write_bytes(b"")

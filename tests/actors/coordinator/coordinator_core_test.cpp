@@ -179,6 +179,17 @@ TEST_CASE("CO-2: a device's death fails its runs in the step that takes the repo
   CHECK(f.take<Quiesced>(f.client).size() == 1);
 }
 
+TEST_CASE("the other devices hear of a device's end: one that joined later may have lent to it") {
+  CoreFixture f;
+  f.bring_up();
+  f.lose(f.cpu0);
+  CHECK(f.take<HolderGone>(f.cpu1).empty());  // its process may live
+  f.exited(f.cpu0);
+  const auto gone = f.take<HolderGone>(f.cpu1);
+  REQUIRE(gone.size() == 1);
+  CHECK(gone[0].holder == f.cpu0);
+}
+
 TEST_CASE("CO-2: a lost link waits for the exit report to name the cause, but not for ever") {
   CoreFixture f;
   f.bring_up();
