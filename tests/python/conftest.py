@@ -57,6 +57,15 @@ def cluster(shared_cluster: Any) -> Any:
 
 
 @pytest.fixture
+def unforgiving_cluster(run_root: Path) -> Iterator[Any]:
+    """Two CPU devices of its own, where a death ends the calls that it meets."""
+    import callboard
+
+    with callboard.launch({**TWO_CPU, "retry": "never"}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
 def own_cluster(run_root: Path) -> Iterator[Any]:
     """For tests that kill something."""
     import callboard

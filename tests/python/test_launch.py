@@ -259,23 +259,23 @@ def test_a_closed_cluster_refuses_calls_and_closing_again_does_nothing() -> None
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_device_killed_in_a_call_is_the_cause_and_the_cluster_goes_on(own_cluster: Any) -> None:
-    slow = own_cluster.compile(slow_steps, (rand(SLOW_SIZE, SLOW_SIZE),), placement="cpu1")
-    quick = own_cluster.compile(lambda x: x + 1, (rand(3),), placement="cpu0")
-    on_dead = own_cluster.compile(lambda x: x - 1, (rand(3),), placement="cpu1")
+def test_a_device_killed_in_a_call_is_the_cause_and_the_cluster_goes_on(unforgiving_cluster: Any) -> None:
+    slow = unforgiving_cluster.compile(slow_steps, (rand(SLOW_SIZE, SLOW_SIZE),), placement="cpu1")
+    quick = unforgiving_cluster.compile(lambda x: x + 1, (rand(3),), placement="cpu0")
+    on_dead = unforgiving_cluster.compile(lambda x: x - 1, (rand(3),), placement="cpu1")
     future = slow.submit(rand(SLOW_SIZE, SLOW_SIZE))
-    eventually(lambda: own_cluster.operation("requests")["requests"], "the call runs")
+    eventually(lambda: unforgiving_cluster.operation("requests")["requests"], "the call runs")
     start = time.monotonic()
-    os.kill(device_pid(own_cluster, "cpu1"), signal.SIGKILL)
+    os.kill(device_pid(unforgiving_cluster, "cpu1"), signal.SIGKILL)
     with pytest.raises(errors.ActorDied) as caught:
         future.get()
     assert time.monotonic() - start < 10
     assert "cpu1" in str(caught.value)
     assert "9" in str(caught.value)
     assert same(quick(rand(3)), rand(3) + 1) == ""
-    own_cluster.operation("wait_ready", timeout_ms=30_000, timeout=35)
+    unforgiving_cluster.operation("wait_ready", timeout_ms=30_000, timeout=35)
     assert same(on_dead(rand(3)), rand(3) - 1) == ""
-    assert any(event["event"] == "down" and event["name"] == "cpu1" for event in own_cluster.events())
+    assert any(event["event"] == "down" and event["name"] == "cpu1" for event in unforgiving_cluster.events())
 
 
 def test_a_result_outlives_the_device_that_made_it(own_cluster: Any) -> None:

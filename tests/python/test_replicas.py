@@ -136,11 +136,11 @@ def test_cancel_and_deadline_end_every_part(cluster: Any) -> None:
         future.get(30)
 
 
-def test_a_device_that_dies_ends_the_call_with_its_replica(own_cluster: Any) -> None:
-    program = slow_replicas(own_cluster)
+def test_a_device_that_dies_ends_the_call_with_its_replica(unforgiving_cluster: Any) -> None:
+    program = slow_replicas(unforgiving_cluster)
     future = program.submit(rand(2, SLOW_SIZE, SLOW_SIZE))
-    assert device_pid(own_cluster, "cpu1") > 0
-    kill_device(own_cluster, "cpu1")
+    assert device_pid(unforgiving_cluster, "cpu1") > 0
+    kill_device(unforgiving_cluster, "cpu1")
     with pytest.raises(ActorDied, match=r"replica 1 \(cpu1\)"):
         future.get(30)
 

@@ -127,7 +127,7 @@ def test_a_kernel_that_ends_its_process_twice_is_quarantined_and_can_be_released
     good = cluster.compile(lambda x: x + 1, (rand(4),))
     with pytest.raises(errors.Quarantined, match="2 device processes in succession") as refused:
         bad(rand(4))
-    assert any("exit status 9" in cause.message for cause in refused.value.causes)
+    assert any("exited with code 9" in cause.message for cause in refused.value.causes)
     with pytest.raises(errors.Quarantined):
         bad(rand(4))
     assert torch.equal(good(torch.ones(4)), torch.full((4,), 2.0))

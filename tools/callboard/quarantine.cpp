@@ -66,9 +66,9 @@ void add_quarantine(CLI::App& app, Invocation& invocation) {
   command->require_subcommand(0, 1);
   add_output_option(*command, invocation);
   command->footer(R"(
-A program that ends two device processes in succession while nothing else runs there (by a crash or an exit; a kill from
-outside is never charged) is quarantined: its requests are refused, so that it cannot take the cluster down. A success in
-between clears it. The list is the coordinator's, and begins anew with it.
+A program that ends two device processes in succession while nothing else runs there (by a crash or an exit; a kill
+from outside is never charged) is quarantined: its requests are refused, so that it cannot take the cluster down. A
+success in between clears it. The list is the coordinator's, and begins anew with it.
 
 Examples:
   callboard quarantine

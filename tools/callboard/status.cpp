@@ -140,7 +140,7 @@ std::string text_of(const json& status, const actors::ClusterRecord& record, con
          std::to_string(status.value("programs", json::array()).size()) + ", requests: waiting " +
          number(requests, "waiting") + ", running " + number(requests, "running") + ", ok " + number(counters, "ok") +
          ", failed " + number(counters, "failed") + ", cancelled " + number(counters, "cancelled") + ", expired " +
-         number(counters, "expired") + "\n";
+         number(counters, "expired") + ", run again " + number(counters, "retried") + "\n";
   return out;
 }
 
