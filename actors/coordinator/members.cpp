@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "actors/coordinator/text.h"
+#include "actors/core/crash_report.h"
 
 namespace callboard::actors {
 namespace {
@@ -27,6 +28,10 @@ std::string text_in(const nlohmann::json& object, const char* key) {
 /// SIGKILL is never charged to what ran: the kernel's own choice when memory ends looks like a person's.
 bool by_itself(const ActorExited& report) {
   if (report.stopped_by_us) return false;
+  const std::size_t crash = report.log_tail.rfind("\ncrash: ");
+  const std::size_t line_end = report.log_tail.find('\n', crash == std::string::npos ? crash : crash + 1);
+  const std::size_t sent = report.log_tail.find(kCrashSentByAnother, crash);
+  if (crash != std::string::npos && sent < line_end) return false;
   if (!report.signalled) return report.code != 0;
   constexpr std::array kCrashes = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSYS, SIGTRAP};
   return std::find(kCrashes.begin(), kCrashes.end(), report.code) != kCrashes.end();

@@ -13,7 +13,7 @@ import torch
 
 import callboard
 from callboard import errors
-from conftest import TWO_CPU, device_pid, eventually
+from conftest import SLOW_SIZE, TWO_CPU, device_pid, eventually, slow_steps
 from models import rand
 
 
@@ -135,3 +135,15 @@ def test_a_kernel_that_ends_its_process_twice_is_quarantined_and_can_be_released
     assert (entry["kills"], entry["quarantined"]) == (2, True)
     cluster.operation("quarantine_release", program=entry["program"][:10])
     assert cluster.operation("quarantine")["quarantine"] == []
+
+
+def test_a_crash_tells_its_signal_who_sent_it_and_where_it_was(launch: Any) -> None:
+    cluster = launch(retry="never")
+    program = cluster.compile(slow_steps, (rand(SLOW_SIZE, SLOW_SIZE),), placement="cpu0")
+    future = program.submit(rand(SLOW_SIZE, SLOW_SIZE))
+    eventually(lambda: running(cluster), "the call runs")
+    os.kill(device_pid(cluster, "cpu0"), signal.SIGSEGV)
+    with pytest.raises(errors.ActorDied, match="SIGSEGV") as died:
+        future.get(60)
+    assert f"crash: SIGSEGV sent by process {os.getpid()}; the thread was in:" in died.value.detail
+    assert "[0x" in died.value.detail

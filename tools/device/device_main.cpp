@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "actors/core/crash_report.h"
 #include "actors/device/device_actor.h"
 #include "config/cluster_config.h"
 #include "kernels/process_domain/domain_server.h"
@@ -63,6 +64,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "--run-dir, --name and --incarnation are needed, or --probe\n");
     return 2;
   }
+  callboard::actors::report_crashes();
   if (config_file.empty()) config_file = options.run_dir + "/cluster.yaml";
   auto config = callboard::config::load_cluster(config_file);
   if (!config) {

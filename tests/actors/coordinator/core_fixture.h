@@ -67,12 +67,12 @@ class CoreFixture {
     return {};
   }
   void lose(const ActorId& who) { step(CoordinatorCore::PeerLost{who, Error(ErrorCode::kPeerLost, "the link broke")}); }
-  void exited(const ActorId& who, int signal = 9, std::int64_t restart_in_ms = 200) {
+  void exited(const ActorId& who, int signal = 9, std::int64_t restart_in_ms = 200, const std::string& said = {}) {
     ActorExited report;
     report.who = who;
     report.signalled = true;
     report.code = signal;
-    report.log_tail = "last words of " + who.to_string();
+    report.log_tail = "last words of " + who.to_string() + said;
     report.restart_in_ms = restart_in_ms;
     message(node, report);
   }

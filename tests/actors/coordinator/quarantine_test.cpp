@@ -17,7 +17,7 @@ using test::status_of;
 CoordinatorOptions watching(bool retry) {
   CoordinatorOptions options = test::core_options(1);
   options.retry_pure = retry;
-  options.attempts_max = 10;
+  options.attempts_max = 20;
   return options;
 }
 
@@ -27,8 +27,8 @@ struct Cluster : CoreFixture {
     here = cpu0;
   }
   /// The device's process ends, and the next one is there.
-  void end(int signal) {
-    exited(here, signal);
+  void end(int signal, const std::string& said = {}) {
+    exited(here, signal, 200, said);
     here.incarnation += 1;
     REQUIRE(join(Role::kDevice, here));
     answer_loads();
@@ -77,6 +77,11 @@ TEST_CASE("a kill from outside is never charged, however often") {
   for (const int signal : {SIGKILL, SIGTERM, SIGKILL, SIGINT, SIGKILL}) {
     REQUIRE(f.orders().size() == 1);
     f.end(signal);
+  }
+  // A crash's signal that somebody sent, as the process's own report says it.
+  for (int i = 0; i < 3; ++i) {
+    REQUIRE(f.orders().size() == 1);
+    f.end(SIGSEGV, "\ncrash: SIGSEGV sent by process 77; the thread was in:\nlibc.so.6(+0x1)[0x1]");
   }
   const auto orders = f.orders();
   REQUIRE(orders.size() == 1);
