@@ -4,10 +4,12 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 
 #include "kernels/device_backend.h"
+#include "kernels/helper_memory.h"
 #include "messages/base/error.h"
 #include "messages/base/ids.h"
 #include "messages/protocol.h"
@@ -45,6 +47,16 @@ class DeviceExchange {
   virtual Status still_there(const CudaIpcBlock& block) const = 0;
   /// Ends the lease of a block that will not be opened.
   virtual void discard(const CudaIpcBlock& block) noexcept = 0;
+
+  // For processes of a GIL domain, which read and write this memory; see kernels/helper_memory.h.
+  /// Whether a storage lies in memory that can be lent.
+  virtual bool lends(const c10::Storage& /*storage*/) const { return false; }
+  virtual std::string device_uuid() const { return {}; }
+  /// `stream` computes; it outlives the calls. kUnsupported where this machine or this kind of device cannot.
+  virtual Result<std::unique_ptr<DeviceRoom>> make_room(StreamContext& /*stream*/) {
+    return fail(ErrorCode::kUnsupported, "this device's memory cannot be shared with processes of a GIL domain",
+                "give the device python: inline");
+  }
 
   // The test of the way to another device of this kind (kernels/cuda/transport_test.h); both halves.
   /// Bytes that nobody can guess, written on `stream`, as a block for `reader`; held under the number `test` until

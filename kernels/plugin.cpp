@@ -58,7 +58,7 @@ Result<const PluginEntry*> load_plugin(std::string_view name, const std::string&
         std::string("it was compiled with torch ") + entry->torch + ", this program with torch " TORCH_VERSION,
         "build and install both together"));
   }
-  const PluginHost host{&register_backend, &register_gil_domain};
+  const PluginHost host{&register_backend, &register_gil_domain, &register_guest};
   CALLBOARD_TRY(entry->start(host));
   loaded.emplace(name, entry);
   return entry;

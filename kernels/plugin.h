@@ -6,6 +6,7 @@
 
 #include "kernels/device_backend.h"
 #include "kernels/gil_domain.h"
+#include "kernels/helper_memory.h"
 #include "messages/base/error.h"
 
 namespace callboard::kernels {
@@ -15,6 +16,7 @@ namespace callboard::kernels {
 struct PluginHost {
   bool (*register_backend)(std::string kind, BackendFactory factory) = nullptr;
   void (*register_gil_domain)(GilDomainFactory factory) = nullptr;
+  void (*register_guest)(std::string kind, GuestFactory factory) = nullptr;
 };
 
 /// What `callboard_plugin_NAME`, the one symbol that a plug-in exports, points to.
@@ -26,7 +28,7 @@ struct PluginEntry {
 };
 
 /// Changes with every change of what crosses between a plug-in and its process.
-constexpr std::string_view kPluginBuild = "callboard-plugin-2";
+constexpr std::string_view kPluginBuild = "callboard-plugin-3";
 
 /// Kinds of devices that come by a plug-in of their name. Any other kind is built in, or there is none of it.
 inline bool comes_by_plugin(std::string_view kind) { return kind == "cuda"; }

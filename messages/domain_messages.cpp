@@ -9,7 +9,7 @@ namespace callboard {
 namespace codec {
 
 CALLBOARD_FIELDS(DomainPlace, &DomainPlace::owner, &DomainPlace::segment, &DomainPlace::offset, &DomainPlace::bytes,
-                 &DomainPlace::writable);
+                 &DomainPlace::writable, &DomainPlace::device);
 CALLBOARD_FIELDS(DomainGiven, &DomainGiven::storage);
 CALLBOARD_FIELDS(DomainTensor, &DomainTensor::storage, &DomainTensor::meta, &DomainTensor::conjugated,
                  &DomainTensor::negated, &DomainTensor::requires_grad);
@@ -19,18 +19,20 @@ CALLBOARD_FIELDS(DomainDevice, &DomainDevice::name);
 CALLBOARD_FIELDS(DomainKernel, &DomainKernel::target, &DomainKernel::schema, &DomainKernel::random,
                  &DomainKernel::warm_up);
 CALLBOARD_FIELDS(DomainStart, &DomainStart::device, &DomainStart::number, &DomainStart::threads,
-                 &DomainStart::executable, &DomainStart::path, &DomainStart::kernels);
+                 &DomainStart::executable, &DomainStart::path, &DomainStart::kernels, &DomainStart::kind,
+                 &DomainStart::uuid);
 CALLBOARD_FIELDS(DomainCall, &DomainCall::call, &DomainCall::op, &DomainCall::arguments, &DomainCall::tensors,
-                 &DomainCall::storages, &DomainCall::time_left_ns);
-CALLBOARD_FIELDS(DomainGranted, &DomainGranted::error, &DomainGranted::place);
+                 &DomainCall::storages, &DomainCall::time_left_ns, Binary<&DomainCall::order>{}, &DomainCall::let_go);
+CALLBOARD_FIELDS(DomainGranted, &DomainGranted::error, &DomainGranted::place, &DomainGranted::segment);
 CALLBOARD_FIELDS(DomainOpened, &DomainOpened::error, &DomainOpened::bytes, &DomainOpened::may_shrink);
 CALLBOARD_FIELDS(DomainOperator, &DomainOperator::op, &DomainOperator::target, &DomainOperator::schema,
                  &DomainOperator::random);
 CALLBOARD_FIELDS(DomainReady, &DomainReady::operators, &DomainReady::declared, &DomainReady::report);
 CALLBOARD_FIELDS(DomainFailed, &DomainFailed::error);
 CALLBOARD_FIELDS(DomainResult, &DomainResult::call, &DomainResult::error, &DomainResult::results,
-                 &DomainResult::tensors, &DomainResult::storages, &DomainResult::undeclared, &DomainResult::freed);
-CALLBOARD_FIELDS(DomainAllocate, &DomainAllocate::bytes, &DomainAllocate::freed);
+                 &DomainResult::tensors, &DomainResult::storages, &DomainResult::undeclared, &DomainResult::freed,
+                 Binary<&DomainResult::done>{}, &DomainResult::released);
+CALLBOARD_FIELDS(DomainAllocate, &DomainAllocate::bytes, &DomainAllocate::freed, &DomainAllocate::device);
 CALLBOARD_FIELDS(DomainOpen, &DomainOpen::owner, &DomainOpen::segment, &DomainOpen::writable);
 
 }  // namespace codec
@@ -45,6 +47,7 @@ Status bad(const std::string& why) { return fail(ErrorCode::kMalformed, std::str
 std::optional<std::uint64_t> bytes_of(const DomainStorage& storage) {
   if (const auto* bytes = std::get_if<InlineBytes>(&storage)) return bytes->bytes.size();
   if (const auto* place = std::get_if<DomainPlace>(&storage)) return place->bytes;
+  if (const auto* lent = std::get_if<CudaIpcBlock>(&storage)) return lent->bytes;
   return std::nullopt;
 }
 
@@ -83,7 +86,11 @@ Status check(const DomainMessage& message) {
     return check(call->arguments, call->tensors, call->storages);
   }
   const auto* result = std::get_if<DomainResult>(&message);
-  return result == nullptr ? Status() : check(result->results, result->tensors, result->storages);
+  if (result == nullptr) return {};
+  for (const DomainStorage& storage : result->storages) {
+    if (std::holds_alternative<CudaIpcBlock>(storage)) return bad("a child lends nothing");
+  }
+  return check(result->results, result->tensors, result->storages);
 }
 
 }  // namespace

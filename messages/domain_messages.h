@@ -27,6 +27,7 @@ struct DomainPlace {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   bool writable = false;  ///< the child writes there, for all to see; else a write of its own stays with it
+  bool device = false;    ///< `segment` is a slab of the device's own memory; of 0 bytes: nothing, on the device
 };
 
 /// In an answer: a storage that the call was given.
@@ -34,7 +35,9 @@ struct DomainGiven {
   std::uint32_t storage = 0;
 };
 
-using DomainStorage = std::variant<InlineBytes, DomainPlace, DomainGiven>;
+/// A CudaIpcBlock is lent by the device until the child gives its lease back; a result in the device's own memory is a
+/// DomainPlace in what the child was granted there.
+using DomainStorage = std::variant<InlineBytes, DomainPlace, DomainGiven, CudaIpcBlock>;
 
 struct DomainTensor {
   std::uint32_t storage = 0;  ///< which of the message's storages
@@ -76,6 +79,8 @@ struct DomainStart {
   std::string executable;
   std::vector<std::string> path;
   std::vector<DomainKernel> kernels;
+  std::string kind = "cpu";  ///< of the device; others than "cpu" have memory of their own
+  std::string uuid;          ///< which one it is, for those
 };
 struct DomainCall {
   std::uint64_t call = 0;  ///< number within the child, from 1
@@ -83,12 +88,15 @@ struct DomainCall {
   std::vector<DomainValue> arguments;
   std::vector<DomainTensor> tensors;
   std::vector<DomainStorage> storages;
-  std::int64_t time_left_ns = -1;  ///< until its deadline; negative: none
+  std::int64_t time_left_ns = -1;   ///< until its deadline; negative: none
+  std::string order;                ///< raw handle of an event of the device's, behind which the call runs
+  std::vector<DomainPlace> let_go;  ///< results in the device's own memory that it does not need any more
 };
 /// Memory to write to: the answer to DomainAllocate. A block that the child has not seen yet.
 struct DomainGranted {
   std::optional<Error> error;
   DomainPlace place;
+  std::optional<CudaIpcBlock> segment;  ///< instead, where the device's own memory was asked for
 };
 /// The answer to DomainOpen; the descriptor rides along.
 struct DomainOpened {
@@ -120,10 +128,13 @@ struct DomainResult {
   std::vector<DomainStorage> storages;
   std::vector<std::uint32_t> undeclared;  ///< arguments that were written to without the schema saying so
   std::vector<DomainPlace> freed;         ///< granted blocks that the child is done with
+  std::string done;               ///< raw handle of an event behind the call's work on the device, which is done
+  std::vector<LeaseId> released;  ///< on the device's own memory, of this call or earlier ones
 };
 struct DomainAllocate {
   std::uint64_t bytes = 0;
   std::vector<DomainPlace> freed;  ///< granted blocks that the child is done with, to be used again
+  bool device = false;             ///< of the device's own memory
 };
 /// A segment's descriptor: to write to (only the helpers' zone of the device's own) or to read.
 struct DomainOpen {

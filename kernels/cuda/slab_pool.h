@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "kernels/cuda/device_error.h"
+#include "kernels/cuda/device_segments.h"
 #include "kernels/cuda/runtime_table.h"
 #include "kernels/memory/arena.h"
 #include "messages/tensor_handle.h"
@@ -64,11 +65,11 @@ struct OwnBlock {
 
 /// Thread-safe; every method from any thread, and none changes the thread's current device. The runtime and the streams
 /// given must outlive the pool.
-class SlabPool {
+class SlabPool : public DeviceSegments {
  public:
   /// Frees all slabs: for a process that ends its readers first, or for tests. A device actor never ends it. Where the
   /// device has failed nothing is freed (the end of the process does).
-  virtual ~SlabPool() = default;
+  ~SlabPool() override = default;
   /// kEnvironment (no such device), kDeviceFailed. A device that cannot hand memory out (no interprocess events, a
   /// driver without IPC) still allocates; lease() then says why it does not.
   static Result<std::shared_ptr<SlabPool>> create(RuntimeTable& runtime, std::shared_ptr<DeviceHealth> health,
@@ -76,10 +77,10 @@ class SlabPool {
 
   /// A block of whole 2 MiB units, for work on `stream`; contents unspecified. What LibTorch's MemPool calls for each
   /// segment. kOutOfMemory with requested size, limit and use; kDeviceFailed. nullptr for 0 bytes.
-  virtual Result<void*> allocate(std::size_t bytes, Stream stream) = 0;
+  Result<void*> allocate(std::size_t bytes, Stream stream) override = 0;
   /// Work that `stream` has queued on the block may still run. Accepts nullptr; otherwise what allocate() gave. Other
   /// streams that used the block are the caller's to wait for (LibTorch's allocator does that).
-  virtual void deallocate(void* pointer, Stream stream) noexcept = 0;
+  void deallocate(void* pointer, Stream stream) noexcept override = 0;
 
   /// Where the address lies, if in a live block of this pool.
   struct Location {
@@ -112,7 +113,7 @@ class SlabPool {
   /// when idle. kDeviceFailed.
   virtual Status trim() = 0;
   /// Frees every empty slab (LibTorch asks after an emptyCache; a request ran out of memory elsewhere).
-  virtual Status release_cached() = 0;
+  Status release_cached() override = 0;
   virtual SlabPoolStats stats() const = 0;
   virtual std::vector<LeaseInfo> leases() const = 0;  ///< on blocks
   virtual const DeviceUuid& device_uuid() const = 0;

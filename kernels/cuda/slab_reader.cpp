@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/cuda/exported_slab.h"
 #include "kernels/cuda/opened_events.h"
 #include "kernels/cuda/stream_marks.h"
 
@@ -74,7 +75,6 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
   Result<std::shared_ptr<ReadableBlock>> own_block(const CudaIpcBlock& block);
   Result<std::shared_ptr<ReadableBlock>> others_block(const CudaIpcBlock& block);
   Result<std::shared_ptr<OpenSlab>> take_slab(const CudaIpcBlock& block, int device);
-  Result<AddressRange> open_slab(const CudaIpcBlock& block);
   void let_go(Releasing block, const std::vector<Stream>& streams, int device, const OpenedEvents::Key* event) noexcept;
   Status finish(Ending ending);
   Status poll(TimePoint now, bool wait);
@@ -108,11 +108,6 @@ struct ReaderState : std::enable_shared_from_this<ReaderState> {
   std::deque<ActorId> gone_order;
   std::size_t blocks_held = 0;
 };
-
-Error lost(const ActorId& owner, const std::string& why) {
-  return Error(ErrorCode::kTensorLost, "a tensor in CUDA memory of " + owner.to_string() + " is lost: " + why,
-               "run again what made it");
-}
 
 class ReadableBlockImpl final : public ReadableBlock {
  public:
@@ -157,7 +152,7 @@ class ReadableBlockImpl final : public ReadableBlock {
   }
   Status check() const override {
     CALLBOARD_TRY(state_->health->status());
-    if (state_->is_gone(owner_)) return fail(lost(owner_, "its process has ended"));
+    if (state_->is_gone(owner_)) return fail(lost_block(owner_, "its process has ended"));
     return {};
   }
 
@@ -208,10 +203,8 @@ Result<std::shared_ptr<ReadableBlock>> ReaderState::own_block(const CudaIpcBlock
 }
 
 Result<std::shared_ptr<ReadableBlock>> ReaderState::others_block(const CudaIpcBlock& block) {
-  if (block.owner.name.empty() || block.handles.size() != CudaIpcBlock::kUuidBytes + 2 * CudaIpcBlock::kHandleBytes) {
-    return fail(ErrorCode::kMalformed, "a CUDA block of '" + block.owner.to_string() + "' has " +
-                                           std::to_string(block.handles.size()) + " bytes of handles");
-  }
+  CALLBOARD_TRY(check_handles(block));
+  if (block.owner.name.empty()) return fail(ErrorCode::kMalformed, "a CUDA block names no owner");
   DeviceUuid uuid;
   std::memcpy(uuid.bytes.data(), block.device_uuid().data(), uuid.bytes.size());
   const auto known = devices.find(uuid);
@@ -263,7 +256,7 @@ Result<std::shared_ptr<ReadableBlock>> ReaderState::others_block(const CudaIpcBl
 Result<std::shared_ptr<OpenSlab>> ReaderState::take_slab(const CudaIpcBlock& block, int device) {
   const SlabKey key{block.owner, block.slab};
   std::unique_lock lock(mutex);
-  if (gone.contains(block.owner)) return fail(lost(block.owner, "its process has ended"));
+  if (gone.contains(block.owner)) return fail(lost_block(block.owner, "its process has ended"));
   // The two openings of a slab that is closed and opened anew must not overlap: who closes the second one would release
   // the lease while the first one is open.
   const auto closed = [&] {
@@ -299,7 +292,7 @@ Result<std::shared_ptr<OpenSlab>> ReaderState::take_slab(const CudaIpcBlock& blo
     return too_long();
   }
   lock.unlock();
-  const Result<AddressRange> done = open_slab(block);
+  const Result<AddressRange> done = open_exported_slab(runtime, *health, block);
   lock.lock();
   slab->phase = done ? OpenSlab::Phase::kOpen : OpenSlab::Phase::kFailed;
   if (done) {
@@ -314,29 +307,6 @@ Result<std::shared_ptr<OpenSlab>> ReaderState::take_slab(const CudaIpcBlock& blo
   opened.notify_all();
   if (!done) return fail(done.error());
   return slab;
-}
-
-/// From the address that the slab has here to the end of what was really opened.
-Result<AddressRange> ReaderState::open_slab(const CudaIpcBlock& block) {
-  IpcMemoryHandle handle;
-  std::memcpy(handle.bytes.data(), block.memory_handle().data(), handle.bytes.size());
-  void* base = nullptr;
-  const std::string about = "slab " + std::to_string(block.slab) + " of " + block.owner.to_string();
-  const Code code = runtime.ipc_open_memory(&base, handle);
-  const Failure failure = code_info(code).failure;
-  if (!health->failed() && (failure == Failure::kUsage || failure == Failure::kStaleHandle)) {
-    // The arguments are right, so it is the handle that names nothing any more.
-    return fail(lost(block.owner, health->describe(code, "cudaIpcOpenMemHandle", about).message));
-  }
-  CALLBOARD_TRY(health->note(code, "cudaIpcOpenMemHandle", about));
-  // What was really opened, and not what a handle says of it.
-  AddressRange range;
-  if (const Status known = health->note(runtime.address_range(base, &range), "cuMemGetAddressRange", about); !known) {
-    if (!health->failed()) (void)health->note(runtime.ipc_close_memory(base), "cudaIpcCloseMemHandle", about);
-    return fail(known.error());
-  }
-  const auto before = static_cast<std::uint64_t>(static_cast<std::byte*>(base) - static_cast<std::byte*>(range.base));
-  return AddressRange{base, before <= range.bytes ? range.bytes - before : 0};
 }
 
 // -- letting go ------------------------------------------------------------------------------------------------------

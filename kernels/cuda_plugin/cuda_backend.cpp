@@ -181,7 +181,19 @@ Result<std::string> list_gpus() {
   return list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-Result<std::unique_ptr<DeviceBackend>> make_cuda_backend(const BackendOptions& options) {
+namespace {
+
+struct OpenedGpu {
+  int index = 0;
+  cuda::DeviceProperties facts;
+};
+
+Error cannot_use(const OpenedGpu& gpu, const std::string& why) {
+  return Error(ErrorCode::kEnvironment,
+               "LibTorch cannot use GPU " + std::to_string(gpu.index) + " (" + gpu.facts.name + "): " + why);
+}
+
+Result<OpenedGpu> open_chosen(const BackendOptions& options) {
   CALLBOARD_ASSIGN(const std::vector<cuda::DeviceProperties> gpus, find_gpus());
   CALLBOARD_ASSIGN(const int index, choose(options, gpus));
   const cuda::DeviceProperties& facts = gpus[static_cast<std::size_t>(index)];
@@ -202,13 +214,29 @@ Result<std::unique_ptr<DeviceBackend>> make_cuda_backend(const BackendOptions& o
     return fail(ErrorCode::kEnvironment, "GPU " + std::to_string(index) + " (" + facts.name + ") cannot be used: " +
                                              cudaGetErrorString(done) + " (" + cudaGetErrorName(done) + ")");
   }
+  const OpenedGpu gpu{index, facts};
   try {
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
-    CALLBOARD_ASSIGN(auto exchange, CudaExchange::create(static_cast<c10::DeviceIndex>(index), options));
-    return std::make_unique<CudaBackend>(index, facts, std::move(exchange));
   } catch (const c10::Error& thrown) {
-    return fail(ErrorCode::kEnvironment, "LibTorch cannot use GPU " + std::to_string(index) + " (" + facts.name +
-                                             "): " + thrown.what_without_backtrace());
+    return fail(cannot_use(gpu, thrown.what_without_backtrace()));
+  }
+  return gpu;
+}
+
+}  // namespace
+
+Result<int> open_gpu(const BackendOptions& options) {
+  CALLBOARD_ASSIGN(const OpenedGpu gpu, open_chosen(options));
+  return gpu.index;
+}
+
+Result<std::unique_ptr<DeviceBackend>> make_cuda_backend(const BackendOptions& options) {
+  CALLBOARD_ASSIGN(const OpenedGpu gpu, open_chosen(options));
+  try {
+    CALLBOARD_ASSIGN(auto exchange, CudaExchange::create(static_cast<c10::DeviceIndex>(gpu.index), options));
+    return std::make_unique<CudaBackend>(gpu.index, gpu.facts, std::move(exchange));
+  } catch (const c10::Error& thrown) {
+    return fail(cannot_use(gpu, thrown.what_without_backtrace()));
   }
 }
 

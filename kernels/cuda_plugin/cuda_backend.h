@@ -11,6 +11,10 @@ namespace callboard::kernels {
 /// this build has code for.
 Result<std::unique_ptr<DeviceBackend>> make_cuda_backend(const BackendOptions& options);
 
+/// Chooses the GPU that `options` name and makes LibTorch's context on it, current for the calling thread; its number
+/// here. Errors as above.
+Result<int> open_gpu(const BackendOptions& options);
+
 /// probe_devices("cuda"): see kernels/runtime.h.
 Result<std::string> list_gpus();
 

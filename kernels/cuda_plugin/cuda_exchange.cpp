@@ -17,6 +17,7 @@
 #include "kernels/cuda/slab_pool.h"
 #include "kernels/cuda/slab_reader.h"
 #include "kernels/cuda/transport_test.h"
+#include "kernels/cuda_plugin/cuda_helper.h"
 #include "kernels/cuda_plugin/cuda_stream.h"
 #include "messages/base/check.h"
 
@@ -137,6 +138,12 @@ class CudaExchangeImpl final : public CudaExchange {
     std::lock_guard lock(mutex_);
     if (std::ranges::find(gone_, block.owner) == gone_.end()) return {};
     return fail(ErrorCode::kTensorLost, "the memory of " + block.owner.to_string() + ", which lent an input, is gone");
+  }
+
+  bool lends(const c10::Storage& storage) const override { return lender_.pool->find(storage.data()).has_value(); }
+  std::string device_uuid() const override { return lender_.pool->device_uuid().to_string(); }
+  Result<std::unique_ptr<DeviceRoom>> make_room(StreamContext& stream) override {
+    return make_cuda_room(lender_.health, lender_.pool, *lender_.lending, raw_of(stream));
   }
 
   void discard(const CudaIpcBlock& block) noexcept override {

@@ -15,7 +15,7 @@ namespace {
 namespace allocator = c10::cuda::CUDACachingAllocator;
 }  // namespace
 
-CudaLending::CudaLending(c10::DeviceIndex device, std::shared_ptr<cuda::SlabPool> slabs)
+CudaLending::CudaLending(c10::DeviceIndex device, std::shared_ptr<cuda::DeviceSegments> slabs)
     : device_(device), slabs_(std::move(slabs)) {
   // Called under the allocator's lock, by which nothing may be thrown: no memory is said by nullptr. The allocator
   // takes that as cudaErrorMemoryAllocation (allocPrimitive in c10/cuda/CUDACachingAllocator.cpp), frees what it has

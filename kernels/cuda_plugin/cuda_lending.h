@@ -1,4 +1,5 @@
-// Where a GPU's results are allocated: slabs of our own, which other processes can map. One for each GPU and process.
+// Where a GPU's results are allocated: slabs of our own, which other processes can map; in a process of a GIL domain,
+// those of its device. One for each GPU and process.
 #pragma once
 
 #include <atomic>
@@ -13,22 +14,24 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/slab_pool.h"
+#include "kernels/cuda/device_segments.h"
 
 namespace callboard::kernels {
 
-/// A pool of LibTorch's caching allocator over a SlabPool, and which streams allocate from it when. LibTorch treats a
-/// pool that is in use like a capture under way: memory that other streams read is not taken back meanwhile, nor is
+/// A pool of LibTorch's caching allocator over such segments, and which streams allocate from it when. LibTorch treats
+/// a pool that is in use like a capture under way: memory that other streams read is not taken back meanwhile, nor is
 /// memory given back to the system. So it is in use only while a fragment runs or its results are handed out.
 class CudaLending {
  public:
   /// Lives as long as the process, since LibTorch frees storages until its end.
-  CudaLending(c10::DeviceIndex device, std::shared_ptr<cuda::SlabPool> slabs);
+  CudaLending(c10::DeviceIndex device, std::shared_ptr<cuda::DeviceSegments> slabs);
   CudaLending(const CudaLending&) = delete;
   CudaLending& operator=(const CudaLending&) = delete;
 
   void add_stream(cudaStream_t stream);
   void remove_stream(cudaStream_t stream) noexcept;
+  /// Added, and not removed since.
+  bool is_alive(cudaStream_t stream) const noexcept;
 
   /// Between the two, our streams' allocations come from slabs. Counted.
   void begin();
@@ -51,11 +54,10 @@ class CudaLending {
  private:
   std::unique_ptr<at::cuda::MemPool> make_pool() const;
   bool is_ours(cudaStream_t stream) const noexcept;
-  bool is_alive(cudaStream_t stream) const noexcept;
 
   static constexpr std::size_t kStreamsMax = 16;
   const c10::DeviceIndex device_;
-  const std::shared_ptr<cuda::SlabPool> slabs_;
+  const std::shared_ptr<cuda::DeviceSegments> slabs_;
   std::shared_ptr<c10::cuda::CUDACachingAllocator::CUDAAllocator> segments_;  // from and to slabs_
   std::mutex mutex_;
   std::unique_ptr<at::cuda::MemPool> pool_;  // guarded by mutex_

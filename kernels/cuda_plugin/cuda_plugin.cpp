@@ -2,6 +2,7 @@
 #include <torch/version.h>
 
 #include "kernels/cuda_plugin/cuda_backend.h"
+#include "kernels/cuda_plugin/cuda_helper.h"
 #include "kernels/plugin.h"
 
 namespace {
@@ -11,6 +12,7 @@ using namespace callboard::kernels;
 
 Status start(const PluginHost& host) {
   host.register_backend("cuda", make_cuda_backend);
+  host.register_guest("cuda", make_cuda_guest);
   return {};
 }
 

@@ -25,10 +25,13 @@ DomainCall example_call() {
                     std::vector<std::string>{"a"},
                     std::vector<std::complex<double>>{{0, 1}},
                     std::monostate()};
-  call.storages = {InlineBytes{std::string(16, 'x')}, DomainPlace{{"cpu0", 3}, 9, 4096, 65536, true}};
+  call.storages = {InlineBytes{std::string(16, 'x')}, DomainPlace{{"cpu0", 3}, 9, 4096, 65536, true},
+                   CudaIpcBlock{{"cuda0", 3}, 2, 4096, 64, 11, 12, std::string(144, 'h')}};
   call.tensors = {{0, TensorMeta::contiguous(DType::kFloat32, {2, 2}), false, true, true},
                   {1, TensorMeta{DType::kComplex64, {100, 2}, {1, 100}, 8}, true, false, false}};
   call.time_left_ns = 12'345;
+  call.order = std::string(64, 'o');
+  call.let_go = {{{"cuda0", 3}, 2, 8192, 64, false, true}};
   return call;
 }
 
@@ -40,6 +43,8 @@ DomainResult example_result() {
   result.tensors = {{0, TensorMeta::contiguous(DType::kInt64, {1'000'000}), false, false, false}};
   result.undeclared = {1};
   result.freed = {{{"cpu0", 3}, 9, 8192, 4096, true}};
+  result.done = std::string(64, 'd');
+  result.released = {11, 12};
   return result;
 }
 
@@ -48,17 +53,25 @@ std::vector<DomainMessage> examples() {
   failed.call = 8;
   failed.error = Error(ErrorCode::kPythonFailed, "it raised", "look");
   failed.error->detail = "Traceback";
-  return {
-      DomainStart{{"cpu0", 3}, 1, 2, "/venv/bin/python", {"/srv"}, {{"a:f", "a::f(Tensor x) -> Tensor", true, "w"}}},
-      example_call(),
-      DomainGranted{std::nullopt, {{"cpu0", 3}, 9, 0, 4096, true}},
-      DomainOpened{Error(ErrorCode::kTensorLost, "gone"), 0, false},
-      DomainReady{{{"a::f", "a:f", "a::f(Tensor x) -> Tensor", false}}, {{"a::g", "a:g"}}, "{}"},
-      DomainFailed{Error(ErrorCode::kEnvironment, "no torch")},
-      example_result(),
-      failed,
-      DomainAllocate{1 << 20, {{{"cpu0", 3}, 9, 8192, 4096, true}}},
-      DomainOpen{{"constants", 0}, 5, false}};
+  return {DomainStart{{"cpu0", 3},
+                      1,
+                      2,
+                      "/venv/bin/python",
+                      {"/srv"},
+                      {{"a:f", "a::f(Tensor x) -> Tensor", true, "w"}},
+                      "cuda",
+                      "GPU-1"},
+          example_call(),
+          DomainGranted{std::nullopt, {{"cpu0", 3}, 9, 0, 4096, true}},
+          DomainGranted{std::nullopt, {}, CudaIpcBlock{{"cuda0", 3}, 2, 0, 4096, 13, 12, std::string(144, 'h')}},
+          DomainOpened{Error(ErrorCode::kTensorLost, "gone"), 0, false},
+          DomainReady{{{"a::f", "a:f", "a::f(Tensor x) -> Tensor", false}}, {{"a::g", "a:g"}}, "{}"},
+          DomainFailed{Error(ErrorCode::kEnvironment, "no torch")},
+          example_result(),
+          failed,
+          DomainAllocate{1 << 20, {{{"cpu0", 3}, 9, 8192, 4096, true}}},
+          DomainAllocate{2 << 20, {}, true},
+          DomainOpen{{"constants", 0}, 5, false}};
 }
 
 std::string encoded(const DomainMessage& message) {
@@ -97,7 +110,7 @@ TEST_CASE("a tensor that reaches beyond its storage, and numbers of nothing, are
   call.tensors[0].meta.strides = {3, 1};
   refused(call, "reaches beyond its storage of 16 bytes");
   call = example_call();
-  call.tensors[0].storage = 2;
+  call.tensors[0].storage = 3;
   refused(call, "a storage that is not there");
   call = example_call();
   call.arguments[0] = DomainTensorIndex{2};
@@ -108,6 +121,13 @@ TEST_CASE("a tensor that reaches beyond its storage, and numbers of nothing, are
   call = example_call();
   call.storages[0] = DomainGiven{0};
   refused(call, "given nothing yet");
+  call = example_call();
+  call.tensors[1].storage = 2;  // 100 × 2 complex numbers
+  refused(call, "reaches beyond its storage of 64 bytes");
+  DomainResult result = example_result();
+  result.storages = {example_call().storages[2]};
+  result.tensors[0].meta.sizes = {1};
+  refused(result, "lends nothing");
   call = example_call();
   call.tensors[0].meta.sizes = {-1, 2};
   CHECK_FALSE(decode_domain_message(encoded(call)));
