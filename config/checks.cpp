@@ -253,10 +253,6 @@ class Checks {
   }
 
   void check_gpu_keys(const EntryRead& read) {
-    if (read.entry.kind != "cpu" && read.entry.python == "process") {
-      error(ErrorCode::kConfigConflict, place_of(read, "python"),
-            read.label + ".python is 'process', which is for kind cpu only", "use python: inline");
-    }
     if (read.entry.kind == "cpu") {
       for (const char* key : {"uuid", "output_device", "cuda_graph"}) {
         if (!read.given.contains(key)) continue;

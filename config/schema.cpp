@@ -166,7 +166,9 @@ void add_devices(std::vector<Field>& table) {
           "Where the device runs Python kernels (`python.kernels`): `inline`, in an interpreter in its own process; "
           "`process`, in child processes (`python.count`), whose crash or hang costs a call and not the device; or "
           "not at all. `auto`: `inline` if the file names Python kernels. Each interpreter with torch costs a second "
-          "at its start and some 400 MiB. `process` is for cpu devices."),
+          "at its start and some 400 MiB; on a GPU each process also has a CUDA context of its own, some 500 MiB of "
+          "the "
+          "GPU's memory, and its results count for the device's `memory_limit`."),
       "auto")));
 }
 

@@ -20,6 +20,7 @@
 #include "kernels/kernel_stream.h"
 #include "kernels/pending_run.h"
 #include "kernels/plugin.h"
+#include "kernels/python_kernel.h"
 #include "kernels/run_outputs.h"
 #include "kernels/runtime.h"
 #include "kernels/tensor_export.h"
@@ -275,8 +276,8 @@ class Runtime final : public DeviceRuntime {
 
 /// The interpreter on this thread, which is main's; the warm-up where the kernels will run.
 Status Runtime::start_python(const PythonOptions& options) {
-  CALLBOARD_ASSIGN(
-      python_, make_gil_domain(options, backend_->device(), options_.self, options_.threads, own_.arena(), segments_));
+  CALLBOARD_ASSIGN(python_, make_gil_domain(options, backend_->device(), options_.self, options_.threads, own_.arena(),
+                                            segments_, memory_of(*backend_, compute_->context())));
   Status warm;
   auto done = std::make_shared<HostEvent>();
   compute_->post([this, &warm] { warm = python_->warm_up(options_.threads); });
@@ -287,6 +288,8 @@ Status Runtime::start_python(const PythonOptions& options) {
 
 Result<std::unique_ptr<LoadedFragment>> Runtime::prepare(const Fragment& fragment) {
   auto* const lasting = exchange_ == nullptr ? nullptr : device_constants_.get();
+  // Constants that processes of a GIL domain read where they lie; elsewhere each call would copy them.
+  const LendableScope lendable(calls_processes(python_.get(), fragment) ? exchange_ : nullptr);
   const auto once = [&] {
     return load_fragment(fragment, *backend_, options_.memory_limit, constants_, lasting, python_.get());
   };

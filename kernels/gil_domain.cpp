@@ -4,6 +4,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/device_backend.h"
 #include "kernels/plugin.h"
 #ifndef CALLBOARD_WITHOUT_PROCESSES  // tools/gpu_check has no msgpack, in which they speak
 #include "kernels/process_domain/process_domain.h"
@@ -32,18 +33,27 @@ Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options,
   return inline_domain_factory()(complete, device);
 }
 
+DomainDeviceMemory memory_of(DeviceBackend& backend, StreamContext& stream) {
+  if (backend.exchange() == nullptr) return {};
+  return {backend.exchange(), &stream, backend.device(), std::string(backend.kind())};
+}
+
 Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options, c10::Device device,
-                                                   const ActorId& self, int threads, Arena* arena,
-                                                   SegmentMap* segments) {
+                                                   const ActorId& self, int threads, Arena* arena, SegmentMap* segments,
+                                                   const DomainDeviceMemory& memory) {
   if (!options.processes) return make_gil_domain(options, device);
 #ifdef CALLBOARD_WITHOUT_PROCESSES
-  static_cast<void>(std::tuple(threads, arena, segments));
+  static_cast<void>(std::tuple(threads, arena, segments, memory));
+  return fail(ErrorCode::kUnsupported, "this build has no GIL domains in processes", "give the device python: inline");
 #else
-  if (device.is_cpu()) return make_process_domain(options, self, threads, arena, segments);
+  if (!device.is_cpu() && memory.exchange == nullptr) {
+    return fail(
+        ErrorCode::kUnsupported,
+        "the memory of " + self.to_string() + " on " + device.str() + " cannot be shared with a GIL domain's process",
+        "give the device python: inline");
+  }
+  return make_process_domain(options, self, threads, arena, segments, memory);
 #endif
-  return fail(ErrorCode::kUnsupported,
-              "GIL domains in processes serve CPU devices; " + self.to_string() + " is on " + device.str(),
-              "give the device python: inline");
 }
 
 }  // namespace callboard::kernels

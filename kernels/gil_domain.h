@@ -21,6 +21,10 @@
 
 namespace callboard::kernels {
 
+class DeviceBackend;
+class DeviceExchange;
+class StreamContext;
+
 /// An operator that a Python function brings. Fixed once the domain is there.
 struct PythonOperator {
   std::string op;      ///< "ns::name", as nodes name it
@@ -81,9 +85,10 @@ class GilDomain {
     return nullptr;
   }
 
-  /// Storage that the domain can write to, for arguments that an operator writes to; what they held is copied there
-  /// before the call. nullopt: it writes where they lie. Throws KernelFailure with kOutOfMemory.
-  virtual std::optional<c10::Storage> memory_to_write(std::size_t /*bytes*/) { return std::nullopt; }
+  /// Storage of the size and on the device of `like` that the domain can write to, for arguments that an operator
+  /// writes to; what they held is copied there before the call. nullopt: it writes where they lie. Throws KernelFailure
+  /// with kOutOfMemory.
+  virtual std::optional<c10::Storage> memory_to_write(const c10::Storage& /*like*/) { return std::nullopt; }
   /// Whether it can write where this storage lies.
   virtual bool writes_in_place(const c10::Storage& /*storage*/) const { return true; }
 
@@ -100,9 +105,17 @@ void register_gil_domain(GilDomainFactory factory);
 /// Opens the plug-in for one that is inline. kEnvironment, kUnsupported, kPythonFailed, naming what to change in the
 /// cluster file.
 Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options, c10::Device device);
+/// Memory of a device's own that a domain in processes works on; by default there is none.
+struct DomainDeviceMemory {
+  DeviceExchange* exchange = nullptr;
+  StreamContext* stream = nullptr;  ///< the one that computes; both outlive all calls
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  std::string kind = "cpu";  ///< as for make_guest()
+};
+DomainDeviceMemory memory_of(DeviceBackend& backend, StreamContext& stream);
 /// The same for a device, also in processes where options.processes says so: `threads` intra-op threads in each.
 Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options, c10::Device device,
-                                                   const ActorId& self, int threads, Arena* arena,
-                                                   SegmentMap* segments);
+                                                   const ActorId& self, int threads, Arena* arena, SegmentMap* segments,
+                                                   const DomainDeviceMemory& memory = {});
 
 }  // namespace callboard::kernels

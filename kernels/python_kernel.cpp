@@ -83,7 +83,7 @@ class PythonKernel final : public Kernel {
     const auto move = [&](const at::Tensor& tensor) {
       if (!tensor.defined() || !tensor.has_storage()) return;
       if (domain_.writes_in_place(tensor.storage()) && !frame.guard->is_protected(tensor)) return;
-      const auto fresh = domain_.memory_to_write(tensor.storage().nbytes());
+      const auto fresh = domain_.memory_to_write(tensor.storage());
       if (fresh) MutationGuard::move_to(*fresh, tensor, stack, frame.blobs);
     };
     if (stack[argument].isTensor()) {
@@ -105,6 +105,12 @@ const PythonOperator* find_python_operator(const GilDomain* domain, const std::s
   if (domain == nullptr) return nullptr;
   const auto found = std::ranges::find(domain->operators(), op, &PythonOperator::op);
   return found == domain->operators().end() ? nullptr : &*found;
+}
+
+bool calls_processes(const GilDomain* domain, const Fragment& fragment) {
+  return domain != nullptr && domain->kind() == "process" && std::ranges::any_of(fragment.nodes, [&](const Node& node) {
+           return find_python_operator(domain, node.op) != nullptr;
+         });
 }
 
 Result<PreparedKernel> make_python_kernel(const Node& node, std::shared_ptr<const KernelInfo> info, OutputPlan outputs,

@@ -12,6 +12,8 @@ namespace callboard::kernels {
 
 /// nullptr: the domain brings no such operator.
 const PythonOperator* find_python_operator(const GilDomain* domain, const std::string& op);
+/// Whether some of its kernels run in processes of the domain.
+bool calls_processes(const GilDomain* domain, const Fragment& fragment);
 
 /// Binds the arguments to the operator's schema and compares the number of outputs, as for an operator of the
 /// dispatcher. `domain` outlives the kernel.

@@ -80,7 +80,7 @@ struct DomainStart {
   std::vector<std::string> path;
   std::vector<DomainKernel> kernels;
   std::string kind = "cpu";  ///< of the device; others than "cpu" have memory of their own
-  std::string uuid;          ///< which one it is, for those
+  std::string uuid = {};     ///< which one it is, for those
 };
 struct DomainCall {
   std::uint64_t call = 0;  ///< number within the child, from 1
@@ -88,15 +88,15 @@ struct DomainCall {
   std::vector<DomainValue> arguments;
   std::vector<DomainTensor> tensors;
   std::vector<DomainStorage> storages;
-  std::int64_t time_left_ns = -1;   ///< until its deadline; negative: none
-  std::string order;                ///< raw handle of an event of the device's, behind which the call runs
-  std::vector<DomainPlace> let_go;  ///< results in the device's own memory that it does not need any more
+  std::int64_t time_left_ns = -1;        ///< until its deadline; negative: none
+  std::string order = {};                ///< raw handle of an event of the device's, behind which the call runs
+  std::vector<DomainPlace> let_go = {};  ///< results in the device's own memory that it does not need any more
 };
 /// Memory to write to: the answer to DomainAllocate. A block that the child has not seen yet.
 struct DomainGranted {
   std::optional<Error> error;
   DomainPlace place;
-  std::optional<CudaIpcBlock> segment;  ///< instead, where the device's own memory was asked for
+  std::optional<CudaIpcBlock> segment = {};  ///< instead, where the device's own memory was asked for
 };
 /// The answer to DomainOpen; the descriptor rides along.
 struct DomainOpened {
@@ -128,8 +128,8 @@ struct DomainResult {
   std::vector<DomainStorage> storages;
   std::vector<std::uint32_t> undeclared;  ///< arguments that were written to without the schema saying so
   std::vector<DomainPlace> freed;         ///< granted blocks that the child is done with
-  std::string done;               ///< raw handle of an event behind the call's work on the device, which is done
-  std::vector<LeaseId> released;  ///< on the device's own memory, of this call or earlier ones
+  std::string done = {};               ///< raw handle of an event behind the call's work on the device, which is done
+  std::vector<LeaseId> released = {};  ///< on the device's own memory, of this call or earlier ones
 };
 struct DomainAllocate {
   std::uint64_t bytes = 0;

@@ -313,7 +313,8 @@ std::optional<SlabPlace> HelperGuestImpl::place_of(const void* pointer, std::uin
 
 void HelperGuestImpl::give(const SlabPlace& place, std::shared_ptr<void> keep) {
   std::lock_guard lock(state_->mutex);
-  state_->results[{place.slab, place.offset}] = std::move(keep);
+  // What was there was never let go, and goes without the lock.
+  std::swap(state_->results[{place.slab, place.offset}], keep);
 }
 
 void HelperGuestImpl::let_go(const std::vector<SlabPlace>& places) {

@@ -4,11 +4,10 @@
 // Invariants (tests carry the numbers):
 //   HG-1  What the helper's stream is given after begin_call() and open() runs behind the device's event and the
 //         argument's; what it is given in a granted segment runs behind that segment's.
-//   HG-2  A lease is given back once, in the answer of the call in which its last use ended or of the next one, and
-//   only
-//         when all that the stream had been given by then is done.
+//   HG-2  A lease is given back once, in the answer of the call in which its last use ended or of the next one, when
+//         all that the stream had been given by then is done.
 //   HG-3  A slab is closed only with no lease on any part of it that has not been given back, before the lease on its
-//         mapping is. Closed and given back are at most a few slabs late: see HelperGuestOptions.
+//         mapping is. A few that are idle stay open for a while: see HelperGuestOptions.
 //   HG-4  A result's memory is not used again before the device has let the result go.
 //   HG-5  After a sticky error every call fails with it and nothing is given back: the end of the process does that.
 //   HG-6  No lock is held across a call of the runtime, a question to the device, or the end of a `keep`.
@@ -47,8 +46,7 @@ struct HelperGuestStats {
 };
 
 /// Thread-safe but for begin_call() and end_call(), which belong to the thread that serves calls. Changes no thread's
-/// current device. What it gave out may outlive it no longer than the process's last allocation: a helper never ends
-/// it.
+/// current device. What it gave out may outlive it; the runtime and the stream must outlive both.
 class HelperGuest : public DeviceSegments {
  public:
   /// A segment of so many bytes. kNotReady: the device does not listen just now.

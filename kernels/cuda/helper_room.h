@@ -7,9 +7,8 @@
 //         it up or has ended.
 //   HR-2  A result lies in a segment that its helper was granted and has not given up, and overlaps no other result of
 //         it that is still here: else it is refused and nothing changes.
-//   HR-3  What the helper does in a call runs behind all that the device's stream had been given when the call was
-//   sent,
-//         and in a segment behind all that it had been given when that was granted.
+//   HR-3  What the helper does in a call runs behind all that the device's stream had been given before that, and in
+//         a segment behind all that it had been given before the grant.
 //   HR-4  What the stream is given after end_call() runs behind all that the helper did in the call.
 //   HR-5  By a helper's word only leases end that are its own; a number that is none of them refuses the whole answer.
 //   HR-6  After gone() nothing is lent or granted, and nothing of the helper is left but results that somebody holds.

@@ -22,18 +22,24 @@ class CallPacker {
   explicit CallPacker(const DomainHost& host) : host_(host) {}
 
   /// `storages` gets one for each of the message's, by number, and what was made for it; keep them until the answer.
-  DomainCall pack(const PythonOperator& op, const torch::jit::Stack& stack, std::vector<c10::Storage>& storages) const;
+  /// `lendable` gets what stands for each on its way: on a device itself, or its copy.
+  DomainCall pack(const PythonOperator& op, const torch::jit::Stack& stack, std::vector<c10::Storage>& storages,
+                  std::vector<c10::Storage>& lendable) const;
+  /// Lends `child` what lies in the device's own memory, of `lendable`: what the call names as such becomes leases.
+  void lend(DomainChild& child, DomainCall& call, const std::vector<c10::Storage>& lendable) const;
   /// The results of `child` become the stack.
   void unpack(const PythonOperator& op, DomainChild& child, const DomainResult& result,
               const std::vector<c10::Storage>& given, torch::jit::Stack& stack) const;
 
   // See GilDomain.
-  c10::Storage memory_to_write(std::size_t bytes) const;
+  c10::Storage memory_to_write(const c10::Storage& like) const;
   bool writes_in_place(const c10::Storage& storage) const;
 
  private:
   Result<DomainStorage> pack_storage(const c10::Storage& storage,
                                      const std::vector<const c10::StorageImpl*>& written) const;
+  c10::Storage arena_memory(std::size_t bytes) const;
+  c10::Storage device_memory(const c10::Storage& like) const;
   std::optional<DomainPlace> place_of(const c10::Storage& storage) const;
 
   const DomainHost& host_;

@@ -50,12 +50,13 @@ std::string of_size(std::uint64_t bytes) { return std::to_string(bytes >> 20) + 
 }  // namespace
 
 DomainChild::DomainChild(const DomainHost& host, std::unique_ptr<HelperProcess> process, DomainSocket socket,
-                         MappedBoard board, UniqueFd words, std::uint32_t number)
+                         MappedBoard board, UniqueFd words, std::unique_ptr<DeviceRoom> room, std::uint32_t number)
     : host_(host),
       process_(std::move(process)),
       socket_(std::move(socket)),
       board_(std::move(board)),
       words_(std::move(words)),
+      room_(std::move(room)),
       number_(number) {}
 
 DomainChild::~DomainChild() {
@@ -63,6 +64,7 @@ DomainChild::~DomainChild() {
   if (process_->how_it_ended(after(Clock::now(), kEnd)).empty()) {
     // It may still write there. Better lost than another one's.
     log::error("domain_not_dead", "pid=" + std::to_string(pid()) + " granted=" + std::to_string(granted_.size()));
+    static_cast<void>(room_.release());
     return;
   }
   for (const auto& [place, block] : granted_) host_.arena->deallocate(block.data);
@@ -72,12 +74,17 @@ Result<std::unique_ptr<DomainChild>> DomainChild::spawn(const DomainHost& host, 
   CALLBOARD_ASSIGN(auto ends, DomainSocket::pair());
   CALLBOARD_ASSIGN(auto board, MappedBoard::create());
   CALLBOARD_ASSIGN(UniqueFd words, create_words());
+  std::unique_ptr<DeviceRoom> room;
+  if (host.memory.exchange != nullptr) {
+    CALLBOARD_ASSIGN(room, host.memory.exchange->make_room(*host.memory.stream));
+  }
   CALLBOARD_ASSIGN(std::unique_ptr<HelperProcess> process, host.processes.spawn({{ends.second.fd(), kDomainSocketFd},
                                                                                  {board.second.get(), kDomainBoardFd},
                                                                                  {words.get(), kDomainWordsFd}}));
   const std::uint32_t number = start.number;
   std::unique_ptr<DomainChild> child(new DomainChild(host, std::move(process), std::move(ends.first),
-                                                     std::move(board.first), std::move(words), number));
+                                                     std::move(board.first), std::move(words), std::move(room),
+                                                     number));
   CALLBOARD_TRY(child->socket_.send(std::move(start), after(Clock::now(), kSend)));
   return child;
 }
@@ -132,9 +139,11 @@ void DomainChild::begin(DomainCall call, const std::string& target, const StopSi
   now_.what = "the Python kernel " + target;
   now_.stop = stop;
   now_.watchdog = after(Clock::now(), host_.processes.watchdog);
-  Status sent = socket_.send(std::move(call), after(Clock::now(), kSend));
+  Status sent = put_in_order(call);
+  const bool in_order = sent.has_value();
+  if (in_order) sent = socket_.send(std::move(call), after(Clock::now(), kSend));
   if (sent) return;
-  if (sent.error().code != ErrorCode::kTooLarge) {
+  if (in_order && sent.error().code != ErrorCode::kTooLarge) {
     now_.outcome = end_by(std::move(sent).error());
     return;
   }
@@ -142,6 +151,13 @@ void DomainChild::begin(DomainCall call, const std::string& target, const StopSi
   refused.call = now_.number;
   refused.error = std::move(sent).error();
   now_.outcome = Outcome{std::move(refused), {}, true};
+}
+
+Status DomainChild::put_in_order(DomainCall& call) {
+  if (!room_) return {};
+  CALLBOARD_ASSIGN(call.order, room_->begin_call());
+  call.let_go = room_->take_let_go();
+  return {};
 }
 
 std::optional<DomainChild::Outcome> DomainChild::step(TimePoint until) {
@@ -271,7 +287,7 @@ std::string DomainChild::last_words() const {
 Result<bool> DomainChild::serve(const DomainMessage& message) {
   if (const auto* allocate = std::get_if<DomainAllocate>(&message)) {
     free(allocate->freed);
-    CALLBOARD_TRY(grant(allocate->bytes));
+    CALLBOARD_TRY(allocate->device ? grant_of_device(allocate->bytes) : grant(allocate->bytes));
     return true;
   }
   if (const auto* question = std::get_if<DomainOpen>(&message)) {
@@ -294,6 +310,26 @@ Status DomainChild::grant(std::uint64_t bytes) {
     answer.place = {host_.device, where->segment, where->block_offset, where->block_bytes, true};
   }
   return socket_.send(std::move(answer), after(Clock::now(), kSend));
+}
+
+Status DomainChild::grant_of_device(std::uint64_t bytes) {
+  if (!room_) return fail(ErrorCode::kMalformed, "a GIL domain's child asks for memory that the device does not have");
+  DomainGranted answer;
+  if (auto segment = room_->grant(bytes)) {
+    answer.segment = std::move(*segment);
+  } else {
+    answer.error = std::move(segment).error();
+  }
+  return socket_.send(std::move(answer), after(Clock::now(), kSend));
+}
+
+Result<CudaIpcBlock> DomainChild::lend(const c10::Storage& storage) {
+  if (!room_) return fail(ErrorCode::kInternal, "this device has no memory of its own to lend");
+  return room_->lend(storage);
+}
+
+Status DomainChild::end_call(const DomainResult& result) {
+  return room_ ? room_->end_call({result.done, result.released}) : Status();
 }
 
 Result<OpenedSegment> DomainChild::descriptor(const DomainOpen& question) const {
@@ -323,7 +359,7 @@ Status DomainChild::open(const DomainOpen& question) {
 }
 
 std::map<DomainChild::Block, DomainChild::Granted>::iterator DomainChild::block_of(const DomainPlace& place) {
-  if (place.owner != host_.device) return granted_.end();
+  if (place.owner != host_.device || place.device) return granted_.end();
   auto block = granted_.upper_bound({place.segment, place.offset});
   if (block == granted_.begin()) return granted_.end();
   --block;
@@ -334,6 +370,7 @@ std::map<DomainChild::Block, DomainChild::Granted>::iterator DomainChild::block_
 }
 
 Result<c10::Storage> DomainChild::take(const DomainPlace& place) {
+  if (place.device && room_) return room_->take(place);
   const auto block = block_of(place);
   if (block == granted_.end()) return fail(ErrorCode::kMalformed, "a result lies where nothing was granted");
   struct Owned {

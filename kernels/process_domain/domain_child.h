@@ -14,6 +14,8 @@
 
 #include <c10/core/Storage.h>
 
+#include "kernels/device_exchange.h"
+#include "kernels/gil_domain.h"
 #include "kernels/memory/arena.h"
 #include "kernels/process_domain/domain_board.h"
 #include "kernels/process_domain/domain_socket.h"
@@ -30,6 +32,7 @@ struct DomainHost {
   ActorId device;
   Arena* arena = nullptr;
   SegmentMap* segments = nullptr;  ///< of blocks that others lent; nullptr: there are none
+  DomainDeviceMemory memory;       ///< of the device's own; none for a CPU
   DomainProcesses processes;
   std::function<void(std::string_view step)> step;  ///< PythonOptions::step; may be empty
 };
@@ -37,9 +40,10 @@ struct DomainHost {
 /// One thread at a time, but for board() and pid().
 class DomainChild {
  public:
-  /// Starts the process and tells it what to become. kStartFailed, kResourceExhausted.
+  /// Starts the process and tells it what to become. kStartFailed, kResourceExhausted; kUnsupported where the device's
+  /// own memory cannot be shared.
   static Result<std::unique_ptr<DomainChild>> spawn(const DomainHost& host, DomainStart start);
-  /// Kills it; blocks that it was granted go back when it is dead.
+  /// Kills it; what it was granted and lent goes back when it is dead.
   ~DomainChild();
   DomainChild(const DomainChild&) = delete;
   DomainChild& operator=(const DomainChild&) = delete;
@@ -65,9 +69,15 @@ class DomainChild {
   void abandon(Error reason);
   int socket() const { return socket_.fd(); }  ///< readable when a step has something to do
 
-  /// The granted block that a result lies in is the device's; kMalformed if the child was not granted it.
+  /// The granted block that a result lies in is the device's; kMalformed if the child was not granted it. Of the
+  /// device's own memory after end_call().
   Result<c10::Storage> take(const DomainPlace& place);
   void free(const std::vector<DomainPlace>& places);
+  /// An argument in the device's own memory, until the child gives it back. The errors of DeviceRoom::lend().
+  Result<CudaIpcBlock> lend(const c10::Storage& storage);
+  /// First of all with a result: the device's stream then runs behind the child's work. After an error the child must
+  /// go.
+  Status end_call(const DomainResult& result);
 
   std::int64_t pid() const { return process_->pid(); }
   int pidfd() const { return process_->pidfd(); }
@@ -78,7 +88,7 @@ class DomainChild {
 
  private:
   DomainChild(const DomainHost& host, std::unique_ptr<HelperProcess> process, DomainSocket socket, MappedBoard board,
-              UniqueFd words, std::uint32_t number);
+              UniqueFd words, std::unique_ptr<DeviceRoom> room, std::uint32_t number);
 
   /// The call under way.
   struct Current {
@@ -100,6 +110,8 @@ class DomainChild {
   /// Answers a question; false if the message is none.
   Result<bool> serve(const DomainMessage& message);
   Status grant(std::uint64_t bytes);
+  Status grant_of_device(std::uint64_t bytes);
+  Status put_in_order(DomainCall& call);
   Status open(const DomainOpen& question);
   Result<OpenedSegment> descriptor(const DomainOpen& question) const;
   std::map<Block, Granted>::iterator block_of(const DomainPlace& place);
@@ -119,6 +131,7 @@ class DomainChild {
   DomainSocket socket_;
   const MappedBoard board_;
   const UniqueFd words_;
+  std::unique_ptr<DeviceRoom> room_;  // nullptr for a CPU
   const std::uint32_t number_;
   std::uint64_t calls_ = 0;
   Current now_;

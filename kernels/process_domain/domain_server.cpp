@@ -14,6 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/gil_domain.h"
+#include "kernels/helper_memory.h"
 #include "kernels/kernel.h"
 #include "kernels/memory/segment_map.h"
 #include "kernels/process_domain/child_arena.h"
@@ -58,7 +59,8 @@ class BoardSignal final : public StopSignal {
 /// mappings themselves go when the device has its answer: forgetting what was written to them takes a while.
 class Borrowed {
  public:
-  Borrowed(ChildArena& arena, SegmentMap& segments) : arena_(arena), segments_(segments) {}
+  Borrowed(ChildArena& arena, SegmentMap& segments, DeviceGuest* guest)
+      : arena_(arena), segments_(segments), guest_(guest) {}
   void clear() {
     written_.clear();
     read_.clear();
@@ -66,7 +68,14 @@ class Borrowed {
 
   Result<c10::Storage> open(const DomainStorage& storage) {
     if (const auto* bytes = std::get_if<InlineBytes>(&storage)) return storage_of_bytes(bytes->bytes);
-    const auto& place = std::get<DomainPlace>(storage);  // decode_domain_message() has seen to it
+    const auto* lent = std::get_if<CudaIpcBlock>(&storage);
+    const auto* named = std::get_if<DomainPlace>(&storage);  // else: decode_domain_message() has seen to it
+    if (lent != nullptr || named->device) {
+      if (guest_ == nullptr) return fail(ErrorCode::kMalformed, "an argument lies on a device that is not here");
+      // What Python keeps of a lent one keeps the lease.
+      return lent != nullptr ? guest_->open(*lent) : Result<c10::Storage>(guest_->empty());
+    }
+    const DomainPlace& place = *named;
     if (place.writable) {
       CALLBOARD_ASSIGN(auto written, arena_.open_written(place));
       written_.push_back(written);
@@ -96,6 +105,7 @@ class Borrowed {
  private:
   ChildArena& arena_;
   SegmentMap& segments_;
+  DeviceGuest* const guest_;
   std::vector<std::shared_ptr<ChildArena::Written>> written_;
   std::vector<std::shared_ptr<MappedBlock>> read_;
 };
@@ -126,7 +136,7 @@ class Server {
         result.error = std::move(answered).error();
         answered = line_.answer(result);
       }
-      if (!answered) return 1;
+      if (!answered || spent_) return 1;
       borrowed_->clear();
       arena_->trim_segments();
     }
@@ -139,7 +149,8 @@ class Server {
     install_arena_allocator(arena_);
     segments_ = SegmentMap::create(
         [this](const ActorId& owner, SegmentId segment) { return open_segment(owner, segment); }, {});
-    borrowed_.emplace(*arena_, *segments_);
+    if (start.kind != "cpu") CALLBOARD_TRY(open_device(start));
+    borrowed_.emplace(*arena_, *segments_, guest_.get());
     at::set_num_threads(static_cast<int>(start.threads));
     PythonOptions python;
     python.executable = start.executable;
@@ -150,8 +161,34 @@ class Server {
     python.board = &board_->gil;
     python.crash_fd = kDomainWordsFd;
     python.step = [this](std::string_view step) { board_->step.set(step); };
-    CALLBOARD_ASSIGN(domain_, make_gil_domain(python, c10::Device(c10::DeviceType::CPU)));
+    CALLBOARD_ASSIGN(domain_, make_gil_domain(python, guest_ ? guest_->device() : c10::Device(c10::DeviceType::CPU)));
     return domain_->warm_up(static_cast<int>(start.threads));
+  }
+
+  /// With a first piece of the device's memory, so that a system that does not share it is told now and not by calls.
+  Status open_device(const DomainStart& start) {
+    board_->step.set("opening the device's memory");
+    GuestOptions options;
+    options.self = start.device;
+    options.uuid = start.uuid;
+    options.ask = [this](std::uint64_t bytes) { return ask_for_segment(bytes); };
+    CALLBOARD_ASSIGN(guest_, make_guest(start.kind, options));
+    guest_->enter();
+    Status shared = guest_->check();
+    if (shared) return {};
+    Error error = std::move(shared).error();
+    error.message = "a GIL domain's process cannot use the device's memory: " + error.message;
+    if (error.hint.empty()) error.hint = "give the device python: inline";
+    return fail(std::move(error));
+  }
+
+  Result<CudaIpcBlock> ask_for_segment(std::uint64_t bytes) {
+    CALLBOARD_ASSIGN(DomainSocket::Received received, line_.ask(DomainAllocate{bytes, {}, true}));
+    auto* granted = std::get_if<DomainGranted>(&received.message);
+    if (granted == nullptr) return fail(ErrorCode::kUnexpectedMessage, "the device answers another question");
+    if (granted->error) return fail(std::move(*granted->error));
+    if (!granted->segment) return fail(ErrorCode::kMalformed, "the device grants memory of another kind");
+    return std::move(*granted->segment);
   }
 
   DomainReady ready() const {
@@ -186,14 +223,34 @@ class Server {
     result.call = call.call;
     given_.clear();
     try {
-      if (Status done = execute(call, *borrowed_, result); !done) result.error = std::move(done).error();
+      Status done = guest_ ? guest_->begin_call(call.order, call.let_go) : Status();
+      if (done) done = execute(call, *borrowed_, result);
+      if (!done) result.error = std::move(done).error();
     } catch (...) {
       result.error = error_of_exception();
     }
     borrowed_->part();
     result.freed = arena_->take_freed();
     if (result.error) take_back(result);
+    if (guest_) end_on_device(result);
     return result;
+  }
+
+  /// A fault of a kernel is this process's: the device's own context has none, and is not to hear of it as of its own.
+  void end_on_device(DomainResult& result) {
+    Result<DeviceAnswer> answer = guest_->end_call();
+    if (answer) {
+      result.done = std::move(answer->done);
+      result.released = std::move(answer->released);
+      if (result.error && result.error->code == ErrorCode::kDeviceFailed) result.error->code = ErrorCode::kPythonFailed;
+      return;
+    }
+    spent_ = true;
+    take_back(result);
+    Error error(ErrorCode::kPythonFailed, "the work of a Python kernel failed on the device: " + answer.error().message,
+                "a new process takes its place");
+    if (result.error) error.causes.push_back(std::move(*result.error));
+    result.error = std::move(error);
   }
 
   /// It fails after all: what was given to the device is to be freed.
@@ -201,7 +258,9 @@ class Server {
     result.results.clear();
     result.tensors.clear();
     result.storages.clear();
-    result.freed.insert(result.freed.end(), given_.begin(), given_.end());
+    std::vector<DomainPlace> on_device;
+    for (DomainPlace& place : given_) (place.device ? on_device : result.freed).push_back(std::move(place));
+    if (guest_ && !on_device.empty()) guest_->take_back(on_device);
     given_.clear();
   }
 
@@ -254,6 +313,7 @@ class Server {
   }
 
   Result<DomainStorage> pack_own(const c10::Storage& storage) {
+    if (!storage.device().is_cpu()) return pack_on_device(storage);
     const std::uint64_t bytes = storage.nbytes();
     const auto* data = static_cast<const char*>(storage.data());
     if (bytes <= inline_bytes_max()) return DomainStorage(InlineBytes{std::string(data, bytes)});
@@ -268,6 +328,15 @@ class Server {
                 "the device grants no memory for a result of " + std::to_string(bytes) + " bytes");
   }
 
+  Result<DomainStorage> pack_on_device(const c10::Storage& storage) {
+    if (!guest_ || storage.device() != guest_->device()) {
+      return fail(ErrorCode::kOutputMismatch, "a result lies on " + storage.device().str());
+    }
+    if (storage.nbytes() == 0) return DomainStorage(DomainPlace{{}, 0, 0, 0, false, true});
+    CALLBOARD_ASSIGN(DomainPlace place, guest_->give(storage));
+    return note_given(std::move(place));
+  }
+
   DomainStorage note_given(DomainPlace place) {
     given_.push_back(place);
     return DomainStorage(std::move(place));
@@ -277,8 +346,10 @@ class Server {
   const MappedBoard board_;
   ChildArena* arena_ = nullptr;
   std::unique_ptr<SegmentMap> segments_;
+  std::unique_ptr<DeviceGuest> guest_;  // nullptr for a CPU
   std::optional<Borrowed> borrowed_;
   std::unique_ptr<GilDomain> domain_;
+  bool spent_ = false;              // the device's context here has failed
   std::vector<DomainPlace> given_;  // of the call under way: the device's, unless the call fails after all
 };
 

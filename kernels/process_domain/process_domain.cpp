@@ -44,11 +44,14 @@ bool same_operators(const DomainReady& a, const DomainReady& b) {
 
 class ProcessDomain final : public GilDomain {
  public:
-  ProcessDomain(const PythonOptions& options, const ActorId& device, int threads, Arena* arena, SegmentMap* segments)
-      : options_(options),
-        threads_(threads),
-        log_(options.log),
-        host_{device, arena, segments, *options.processes, options.step} {}
+  ProcessDomain(const PythonOptions& options, const ActorId& device, int threads, Arena* arena, SegmentMap* segments,
+                const DomainDeviceMemory& memory)
+      : options_(options), threads_(threads), log_(options.log), host_{device,
+                                                                       arena,
+                                                                       segments,
+                                                                       memory,
+                                                                       *options.processes,
+                                                                       options.step} {}
   ~ProcessDomain() override;
   ProcessDomain(const ProcessDomain&) = delete;
   ProcessDomain& operator=(const ProcessDomain&) = delete;
@@ -72,7 +75,9 @@ class ProcessDomain final : public GilDomain {
     return !idle_.empty();
   }
   void look_after() override { step_all(Duration::zero()); }
-  std::optional<c10::Storage> memory_to_write(std::size_t bytes) override { return packer_.memory_to_write(bytes); }
+  std::optional<c10::Storage> memory_to_write(const c10::Storage& like) override {
+    return packer_.memory_to_write(like);
+  }
   bool writes_in_place(const c10::Storage& storage) const override { return packer_.writes_in_place(storage); }
   std::string describe() const override;
 
@@ -142,6 +147,8 @@ DomainStart ProcessDomain::start_of(std::uint32_t number) const {
   start.threads = static_cast<std::uint32_t>(std::max(threads_, 1));
   start.executable = options_.executable;
   start.path = options_.path;
+  start.kind = host_.memory.kind;
+  if (host_.memory.exchange != nullptr) start.uuid = host_.memory.exchange->device_uuid();
   for (const PythonKernelEntry& kernel : options_.kernels) {
     start.kernels.push_back({kernel.target, kernel.schema, kernel.random, kernel.warm_up});
   }
@@ -357,7 +364,11 @@ void ProcessDomain::note_end(const DomainChild& child) {
 class ProcessDomain::Begun final : public GilDomain::Call {
  public:
   Begun(ProcessDomain& domain, const PythonOperator& op, const torch::jit::Stack& stack, const StopSignal* stop)
-      : domain_(domain), op_(op), arguments_(stack), packed_(domain.packer_.pack(op, stack, given_)), stop_(stop) {
+      : domain_(domain),
+        op_(op),
+        arguments_(stack),
+        packed_(domain.packer_.pack(op, stack, given_, lendable_)),
+        stop_(stop) {
     send();
     domain_.under_way_.push_back(this);
   }
@@ -392,10 +403,10 @@ class ProcessDomain::Begun final : public GilDomain::Call {
     }
     const DomainResult& result = *outcome_->result;
     child_->free(result.freed);
+    if (Status ended = child_->end_call(result); !ended) give_up(result.error ? *result.error : ended.error());
     for (const std::uint32_t argument : result.undeclared) {
       if (argument >= arguments_.size()) continue;
-      const c10::IValue& value = arguments_[argument];
-      undeclared.push_back({argument, value.isTensor() ? value.toTensor() : at::Tensor(), false});
+      note_undeclared(argument, undeclared);
     }
     // A failure says what cannot be: then the child is not to be trusted with another call, and ends with this.
     if (!result.error && undeclared.empty()) domain_.packer_.unpack(op_, *child_, result, given_, stack);
@@ -412,13 +423,31 @@ class ProcessDomain::Begun final : public GilDomain::Call {
       const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(stop_->deadline() - Clock::now());
       call.time_left_ns = std::max<std::int64_t>(0, left.count());
     }
+    try {
+      domain_.packer_.lend(*child_, call, lendable_);
+    } catch (...) {  // some may be lent
+      domain_.note_end(*child_);
+      child_.reset();
+      throw;
+    }
     child_->begin(std::move(call), op_.target, stop_);
+  }
+
+  /// Host memory is mapped privately, so the write stayed there; on a device it went to the argument itself.
+  void note_undeclared(std::uint32_t argument, std::vector<Undeclared>& undeclared) const {
+    const c10::IValue& value = arguments_[argument];
+    const auto note = [&](const at::Tensor& tensor) {
+      undeclared.push_back({argument, tensor, tensor.defined() && !tensor.is_cpu()});
+    };
+    if (!value.isList()) return note(value.isTensor() ? value.toTensor() : at::Tensor());
+    for (const c10::IValue& item : value.toListRef()) note(item.isTensor() ? item.toTensor() : at::Tensor());
   }
 
   ProcessDomain& domain_;
   const PythonOperator& op_;
   const torch::jit::Stack arguments_;  // keeps what the child reads
-  std::vector<c10::Storage> given_;    // by number of the message's storage
+  std::vector<c10::Storage> given_;    // by number of the message's storage, like the next
+  std::vector<c10::Storage> lendable_;
   const DomainCall packed_;
   const StopSignal* const stop_;
   ChildPtr child_;
@@ -481,13 +510,14 @@ std::string ProcessDomain::describe() const {
 }  // namespace
 
 Result<std::unique_ptr<GilDomain>> make_process_domain(const PythonOptions& options, const ActorId& device, int threads,
-                                                       Arena* arena, SegmentMap* segments) {
+                                                       Arena* arena, SegmentMap* segments,
+                                                       const DomainDeviceMemory& memory) {
   if (!options.processes || !options.processes->spawn) {
     return fail(ErrorCode::kUnsupported, "nothing here starts processes for a GIL domain");
   }
   PythonOptions complete = options;
   if (!complete.log) complete.log = log::info;
-  auto domain = std::make_unique<ProcessDomain>(complete, device, threads, arena, segments);
+  auto domain = std::make_unique<ProcessDomain>(complete, device, threads, arena, segments, memory);
   CALLBOARD_TRY(domain->begin());
   return domain;
 }

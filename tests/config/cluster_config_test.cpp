@@ -316,8 +316,9 @@ python:
   CHECK(config.python.watchdog == Millis(5'000));
   CHECK(config.python.start_timeout == Millis(180'000));
   CHECK(config.python.memory_limit == std::uint64_t{2} << 30);
-  CHECK(findings_of("devices: [{kind: cuda, python: process}]\n").find("is 'process', which is for kind cpu only") !=
-        std::string::npos);
+  const auto on_gpu =
+      findings_of("devices: [{kind: cuda, python: process}]\npython: {kernels: [{target: 'a:f'}], count: 2}\n");
+  CHECK(on_gpu.empty());
   CHECK(findings_of("devices: [{kind: cpu}]\npython: {count: 0}\n").find("python.count") != std::string::npos);
   CHECK(findings_of("devices: [{kind: cpu}]\npython: {spare: 1}\n").find("python.spare has no effect") !=
         std::string::npos);

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <string>
 
+#include "kernels/cuda/helper_guest.h"
 #include "kernels/cuda/slab_pool.h"
 #include "kernels/cuda/slab_reader.h"
 #include "kernels/cuda/transport_test.h"
@@ -124,7 +125,63 @@ struct Peer {
     return std::string(transport_path_name(verdict.path));
   }
 
+  // -- as the helper of a device in the other process; what it needs meanwhile it asks for by a line of its own
+
+  std::string helper() {
+    if (runtime->stream_create(&stream) != kSuccess) return "error no stream";
+    auto made = HelperGuest::create(*runtime, health, stream, [](std::uint64_t bytes) -> Result<CudaIpcBlock> {
+      std::cout << "need " << bytes << std::endl;
+      std::string line;
+      std::getline(std::cin, line);
+      if (line.rfind("block ", 0) != 0) return fail(ErrorCode::kOutOfMemory, line);
+      return from_text(line);
+    });
+    if (!made) return "error " + made.error().message;
+    guest = *made;
+#ifdef CALLBOARD_REAL_CUDA
+    return "ok 0";
+#else
+    return "ok " + std::to_string(fake->process());
+#endif
+  }
+  /// Copies its argument, behind the device's event, into a segment that it asks for, or that is its own again.
+  std::string begin(std::istream& in) {
+    std::size_t gone = 0;
+    std::string order;
+    std::string text;
+    std::getline(in >> gone >> order >> std::ws, text);
+    IpcEventHandle event;
+    const std::string raw = from_hex(order);
+    std::copy_n(raw.begin(), std::min(raw.size(), event.bytes.size()), event.bytes.begin());
+    if (const Status begun = guest->begin_call(event); !begun) return "error " + begun.error().message;
+    const CudaIpcBlock block = from_text(text);
+    auto argument = guest->open(block);
+    if (!argument) return "error " + argument.error().message;
+    if (gone > 0) guest->let_go(given);
+    if (gone == 0) {  // the last result is the device's still
+      const auto asked = guest->allocate(block.bytes, stream);
+      if (!asked) return "error " + asked.error().message;
+      segment = *asked;
+    }
+    if (runtime->memcpy_async(segment, argument->get(), block.bytes, stream) != kSuccess) return "error copy";
+    given = {guest->place_of(segment, block.bytes).value()};
+    guest->give(given[0], {});
+    return "begun";
+  }
+  std::string end() {
+    const auto done = guest->end_call();
+    if (!done) return "error " + done.error().message;
+    std::ostringstream out;
+    out << "done " << given[0].slab << ' ' << given[0].offset << ' ' << given[0].bytes << ' '
+        << to_hex({done->done.bytes.data(), done->done.bytes.size()});
+    for (const LeaseId lease : done->released) out << ' ' << lease;
+    return out.str();
+  }
+
   std::string answer(const std::string& command, std::istream& in) {
+    if (command == "helper") return helper();
+    if (command == "begin") return begin(in);
+    if (command == "end") return end();
     if (command == "hello") return hello();
     if (command == "slow") return slow();
     if (command == "go") return go();
@@ -158,6 +215,9 @@ struct Peer {
   std::unique_ptr<TransportOffer> offered;
   std::unique_ptr<SlabReader> reader;
   std::shared_ptr<ReadableBlock> held;
+  std::shared_ptr<HelperGuest> guest;
+  void* segment = nullptr;
+  std::vector<SlabPlace> given;
 };
 
 int run(const char* machine) {

@@ -271,7 +271,7 @@ TEST_CASE("what Python keeps of arguments and results parts from the device's me
   call(*domain, "keeps_argument", {x});
   const at::Tensor result = tensor_of(*domain, "keeps_result", {x});  // of twos
   {
-    const auto block = domain->memory_to_write(kLarge * sizeof(float));
+    const auto block = domain->memory_to_write(at::zeros({kLarge}).storage());
     REQUIRE(block);
     at::Tensor written = at::zeros({0}).set_(*block, 0, {kLarge}, {1});
     written.fill_(4);
@@ -478,10 +478,10 @@ TEST_CASE("a start that fails says what the child says, with its traceback") {
                                        test_memory().segments.get());
   REQUIRE_FALSE(nowhere);
   CHECK(nowhere.error().code == ErrorCode::kEnvironment);
-  const auto on_gpu = make_gil_domain(process_options({"same"}), c10::Device(c10::DeviceType::CUDA, 0), kSelf, 1,
+  const auto unshared = make_gil_domain(process_options({"same"}), c10::Device(c10::DeviceType::CUDA, 0), kSelf, 1,
                                       test_memory().arena, test_memory().segments.get());
-  REQUIRE_FALSE(on_gpu);
-  CHECK(on_gpu.error().code == ErrorCode::kUnsupported);
+  REQUIRE_FALSE(unshared);
+  CHECK(unshared.error().code == ErrorCode::kUnsupported);
 }
 
 TEST_CASE("a start that takes too long ends, and says where it stood") {

@@ -111,7 +111,7 @@ class FakeStream final : public StreamContext {
 
 inline const std::string kNonce = "a number that nobody can guess";
 
-class FakeExchange final : public DeviceExchange {
+class FakeExchange : public DeviceExchange {
  public:
   void begin_lendable() override { ++fake->lendable; }
   void end_lendable() noexcept override { --fake->lendable; }
