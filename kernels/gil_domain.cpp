@@ -43,7 +43,7 @@ Result<std::unique_ptr<GilDomain>> make_gil_domain(const PythonOptions& options,
                                                    const DomainDeviceMemory& memory) {
   if (!options.processes) return make_gil_domain(options, device);
 #ifdef CALLBOARD_WITHOUT_PROCESSES
-  static_cast<void>(std::tuple(threads, arena, segments, memory));
+  static_cast<void>(std::tuple(self, threads, arena, segments, memory));
   return fail(ErrorCode::kUnsupported, "this build has no GIL domains in processes", "give the device python: inline");
 #else
   if (!device.is_cpu() && memory.exchange == nullptr) {
