@@ -1,6 +1,7 @@
 #include "actors/coordinator/operation_desk.h"
 
 #include <algorithm>
+#include <cctype>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -127,17 +128,24 @@ Result<std::optional<std::string>> OperationDesk::cancel(const OperationCall& ca
 }
 
 Result<std::optional<std::string>> OperationDesk::quarantine_release(const OperationCall& call) {
-  const std::string wanted = call.text("program");
+  std::string wanted = call.text("program");
+  std::transform(wanted.begin(), wanted.end(), wanted.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (wanted.empty()) return fail(ErrorCode::kUsage, "a program's hash is needed", "`callboard quarantine` lists them");
   std::vector<ContentHash> matching;
+  std::string names;
   for (const auto& [hash, incident] : runs_.quarantine().all()) {
-    if (incident.quarantined() && !wanted.empty() && hash.hex().rfind(wanted, 0) == 0) matching.push_back(hash);
+    if (!incident.quarantined() || hash.hex().rfind(wanted, 0) != 0) continue;
+    matching.push_back(hash);
+    names += (names.empty() ? "" : ", ") + hash.hex().substr(0, 12) + " ('" + incident.name + "')";
   }
-  if (matching.size() != 1) {
-    return fail(ErrorCode::kUsage,
-                matching.empty() ? "no quarantined program's hash begins with '" + wanted + "'"
-                                 : std::to_string(matching.size()) + " quarantined programs' hashes begin with '" +
-                                       wanted + "'",
+  if (matching.empty()) {
+    return fail(ErrorCode::kUsage, "no quarantined program's hash begins with '" + wanted + "'",
                 "`callboard quarantine` lists them");
+  }
+  if (matching.size() > 1) {
+    return fail(ErrorCode::kUsage,
+                std::to_string(matching.size()) + " quarantined programs' hashes begin with '" + wanted + "': " + names,
+                "give more of one's hash");
   }
   const ContentHash hash = matching.front();
   runs_.quarantine().release(hash);

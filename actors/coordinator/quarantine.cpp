@@ -1,6 +1,7 @@
 #include "actors/coordinator/quarantine.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace callboard::actors {
 namespace {
@@ -9,12 +10,14 @@ constexpr std::size_t kIncidentsMax = 256;
 
 }  // namespace
 
-std::optional<Error> Quarantine::charge(const Program& program, const Error& death) {
+std::optional<Error> Quarantine::charge(const Program& program, std::string devices, const Error& death) {
   const auto [at, fresh] = incidents_.try_emplace(program.hash);
   if (fresh) order_.push_back(program.hash);
   Incident& incident = at->second;
   incident.name = program.name;
+  incident.devices = std::move(devices);
   incident.last = death;
+  incident.last.hint.clear();  // to submit again is no advice here
   ++incident.kills;
   std::optional<Error> refused;
   if (incident.quarantined()) refused = refusal(program.hash, incident);
@@ -44,7 +47,8 @@ bool Quarantine::release(const ContentHash& program) {
 
 Error Quarantine::refusal(const ContentHash& program, const Incident& incident) {
   Error error(ErrorCode::kQuarantined,
-              "program '" + incident.name + "' is quarantined: " + std::to_string(incident.kills) +
+              "program '" + incident.name + "' (on " + incident.devices +
+                  ") is quarantined: " + std::to_string(incident.kills) +
                   " device processes in succession ended while they ran it and nothing else",
               "see the cause and `callboard logs`; a program that is changed is another one. `callboard quarantine "
               "release " +

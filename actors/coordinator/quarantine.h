@@ -20,13 +20,14 @@ class Quarantine {
 
   struct Incident {
     std::string name;         ///< the program's
+    std::string devices;      ///< where it runs: "cpu0, cpu1"
     std::uint32_t kills = 0;  ///< without a success in between
     Error last;               ///< what the last one was
     bool quarantined() const { return kills >= kKillsMax; }
   };
 
   /// What its requests are to be told from now on, if it is one too many.
-  std::optional<Error> charge(const Program& program, const Error& death);
+  std::optional<Error> charge(const Program& program, std::string devices, const Error& death);
   /// It runs without harm: what it was charged with before does not count any more.
   void succeeded(const ContentHash& program);
   /// Why its requests are refused, if they are.

@@ -43,7 +43,10 @@ void Runs::device_lost(const DeviceLoss& loss) {
       error.message += ", so " + run_name(run) + " cannot start" + (run.attempt > 1 ? " again" : "");
     } else {
       error.message += " while " + run_name(run) + " used it";
-      if (run.attempt > 1) error.message += ", its attempt " + std::to_string(run.attempt);
+      if (run.attempt > 1) {
+        error.message += ", its attempt " + std::to_string(run.attempt) + " and last one";
+        error.hint = "its devices ended under every attempt: see the detail and `callboard logs`";
+      }
       if (context_.options.retry_pure && !run.program->pure()) {
         error.message += "; it may have run, and does not run again by itself: it has state, effects or random numbers";
       }
@@ -129,7 +132,9 @@ void Runs::blame(const DeviceLoss& loss, const std::vector<RunId>& pending) {
     return;
   }
   const Program& program = *runs_.at(pending.front()).program;
-  const std::optional<Error> refused = quarantine_.charge(program, loss.error);
+  std::string devices;
+  for (DeviceIndex index : program.devices) devices += (devices.empty() ? "" : ", ") + members_.device(index).name;
+  const std::optional<Error> refused = quarantine_.charge(program, std::move(devices), loss.error);
   if (!refused) return;
   context_.log(log::Level::kError, "quarantined", refused->message);
   std::vector<RunId> ids;

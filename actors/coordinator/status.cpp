@@ -233,6 +233,7 @@ std::string quarantine_json(const StatusView& view) {
   for (const auto& [hash, incident] : view.runs.quarantine().all()) {
     list.push_back({{"program", hash.hex()},
                     {"name", incident.name},
+                    {"devices", incident.devices},
                     {"kills", incident.kills},
                     {"quarantined", incident.quarantined()},
                     {"last", incident.last.message}});

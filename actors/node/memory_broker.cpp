@@ -33,9 +33,9 @@ constexpr int kPacketsPerTurn = 64;  // of one connection, so that none starves 
 constexpr std::chrono::seconds kHelloWait{5};
 // A reader may learn of a segment before the owner's SegmentAdded has been read here.
 constexpr std::chrono::milliseconds kParkedWait{500};
-constexpr std::chrono::seconds kOrphanKept{30};
-constexpr std::chrono::seconds kAskEvery{30};
-constexpr std::chrono::seconds kAnswerWait{5};
+constexpr std::chrono::seconds kOrphanKept{5};
+constexpr std::chrono::seconds kAskEvery{5};
+constexpr std::chrono::seconds kAnswerWait{2};
 constexpr std::chrono::seconds kHeldKept = kAskEvery + kAnswerWait;
 static_assert(kHeldKept > kAskEvery, "a held segment must live until its holder is asked again");
 

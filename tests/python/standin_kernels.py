@@ -515,3 +515,16 @@ def takes_two(x: torch.Tensor) -> torch.Tensor:
 
 
 not_a_function = 3
+
+
+@one("changes_stream")
+def changes_stream(x: torch.Tensor) -> torch.Tensor:
+    """On a GPU: computes late, on a stream of its own, which it leaves current."""
+    if x.is_cuda:
+        given = torch.cuda.current_stream(x.device)
+        EVENTS.append(str(given.cuda_stream))
+        other = torch.cuda.Stream(x.device)
+        other.wait_stream(given)
+        torch.cuda.set_stream(other)
+        torch.cuda._sleep(50_000_000)
+    return x * 2

@@ -235,6 +235,9 @@ Check device_program() {
     check.found += "does not start within 30 s";
   } else if (exit->signalled || exit->code != 0) {
     check.found += exit->to_string() + " " + process->log_tail();
+    if (process->log_tail().find("libtorch") != std::string::npos) {
+      check.advice = "the PyTorch that it was built with must be in the same environment: pip show callboard says which";
+    }
   } else {
     std::string version = process->log_tail(1);
     while (!version.empty() && version.back() == '\n') version.pop_back();

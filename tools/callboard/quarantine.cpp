@@ -42,14 +42,14 @@ int ask_coordinator(const std::string& cluster, const std::string& operation, co
 std::string quarantine_table(const nlohmann::json& told, const Console& console) {
   const nlohmann::json list = told.value("quarantine", nlohmann::json::array());
   if (list.empty()) return "no program has ended a device\n";
-  Table table({"PROGRAM", "NAME", "STATE", "DEATHS", "THE LAST ONE"});
+  Table table({"PROGRAM", "NAME", "DEVICES", "STATE", "DEATHS", "THE LAST ONE"});
   for (const nlohmann::json& entry : list) {
     const bool refused = entry.value("quarantined", false);
-    table.add({entry.value("program", "").substr(0, 12), entry.value("name", ""), refused ? "quarantined" : "watched",
-               std::to_string(entry.value("kills", 0)), entry.value("last", "")},
+    table.add({entry.value("program", "").substr(0, 12), entry.value("name", ""), entry.value("devices", ""),
+               refused ? "quarantined" : "watched", std::to_string(entry.value("kills", 0)), entry.value("last", "")},
               refused ? Style::kBad : Style::kWarn);
   }
-  return table.text(console, 2);
+  return table.text(console, 3);
 }
 
 std::string released_line(const nlohmann::json& told, const Console&) {
@@ -59,8 +59,7 @@ std::string released_line(const nlohmann::json& told, const Console&) {
 }  // namespace
 
 void add_quarantine(CLI::App& app, Invocation& invocation) {
-  CLI::App* command =
-      app.add_subcommand("quarantine", "Programs that crash devices: list them, let one run again");
+  CLI::App* command = app.add_subcommand("quarantine", "Programs that crash devices: list them, let one run again");
   auto cluster = std::make_shared<std::string>();
   command->add_option("--cluster", *cluster, "Name or run directory; not needed while one cluster runs");
   command->require_subcommand(0, 1);
@@ -68,7 +67,8 @@ void add_quarantine(CLI::App& app, Invocation& invocation) {
   command->footer(R"(
 A program that ends two device processes in succession while nothing else runs there (by a crash or an exit; a kill
 from outside is never charged) is quarantined: its requests are refused, so that it cannot take the cluster down. A
-success in between clears it. The list is the coordinator's, and begins anew with it.
+success in between clears it. What waits of it is refused with it, the other members of a batch among them; each
+replica is a program of its own. The list is the coordinator's, and begins anew with it.
 
 Examples:
   callboard quarantine
@@ -84,6 +84,7 @@ Exit status: 0 ok, 1 no such cluster or it does not answer, 2 no such program.)"
   });
   CLI::App* release = command->add_subcommand("release", "Let a quarantined program run again");
   auto program = std::make_shared<std::string>();
+  release->fallthrough();  // --cluster and -o may stand behind it, too
   release->add_option("PROGRAM", *program, "Its hash, or enough of its beginning")->required();
   release->footer(R"(
 Examples:

@@ -70,7 +70,7 @@ class CoreFixture {
   void exited(const ActorId& who, int signal = 9, std::int64_t restart_in_ms = 200, const std::string& said = {}) {
     ActorExited report;
     report.who = who;
-    report.signalled = true;
+    report.signalled = signal > 0;  // 0: an exit with that status
     report.code = signal;
     report.log_tail = "last words of " + who.to_string() + said;
     report.restart_in_ms = restart_in_ms;

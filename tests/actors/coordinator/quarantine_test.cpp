@@ -1,6 +1,7 @@
 // Who is blamed when a device's process ends by itself, and what becomes of it.
 #include "actors/coordinator/quarantine.h"
 
+#include <cctype>
 #include <csignal>
 
 #include "tests/actors/coordinator/core_fixture.h"
@@ -58,7 +59,7 @@ TEST_CASE("a program that crashes its device twice, alone, is quarantined; other
   f.end(SIGABRT);
   const Outcome outcome = one_outcome(f, request);
   CHECK(outcome.error->code == ErrorCode::kQuarantined);
-  CHECK(has(outcome.error->message, "'bad' is quarantined"));
+  CHECK(has(outcome.error->message, "'bad' (on cpu0) is quarantined"));
   CHECK(has(outcome.error->causes.at(0).message, "SIGABRT"));
   CHECK(f.orders().empty());
   f.submit(bad);
@@ -68,6 +69,14 @@ TEST_CASE("a program that crashes its device twice, alone, is quarantined; other
   REQUIRE(orders.size() == 1);
   f.finish(f.here, orders[0], {CoreFixture::leased(f.here, 1)});
   CHECK(f.take<Outcome>(f.client).at(0).status == OutcomeStatus::kOk);
+}
+
+TEST_CASE("an exit is charged, with whatever status") {
+  Cluster f;
+  const RequestSeq request = f.submit(f.load(named("leaves"), test::on("cpu0")));
+  f.end(0);
+  f.end(0);
+  CHECK(one_outcome(f, request).error->code == ErrorCode::kQuarantined);
 }
 
 TEST_CASE("a kill from outside is never charged, however often") {
@@ -175,8 +184,12 @@ TEST_CASE("a success in between clears a program, a release takes it out of quar
   REQUIRE(listed.size() == 1);
   CHECK(listed[0]["name"] == "flaky");
   CHECK(listed[0]["quarantined"] == true);
+  CHECK(listed[0]["devices"] == "cpu0");
+  CHECK(has(ask("quarantine_release", {{"program", ""}}).error->message, "a program's hash is needed"));
   CHECK(ask("quarantine_release", {{"program", "zz"}}).error->code == ErrorCode::kUsage);
-  CHECK_FALSE(ask("quarantine_release", {{"program", hash.hex().substr(0, 8)}}).error);
+  std::string upper = hash.hex().substr(0, 8);
+  for (char& c : upper) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  CHECK_FALSE(ask("quarantine_release", {{"program", upper}}).error);
   f.submit(hash);
   CHECK(f.orders().size() == 1);
 }
@@ -186,11 +199,11 @@ TEST_CASE("incidents are bounded: the oldest is forgotten") {
   Program program;
   for (int i = 0; i < 300; ++i) {
     program.hash = hash_of(i);
-    CHECK_FALSE(quarantine.charge(program, Error(ErrorCode::kActorDied, "once")));
+    CHECK_FALSE(quarantine.charge(program, "cpu0", Error(ErrorCode::kActorDied, "once")));
   }
   CHECK(quarantine.all().size() == 256);
   CHECK(quarantine.all().count(hash_of(0)) == 0);
-  CHECK(quarantine.charge(program, Error(ErrorCode::kActorDied, "twice")));
+  CHECK(quarantine.charge(program, "cpu0", Error(ErrorCode::kActorDied, "twice")));
 }
 
 }  // namespace callboard::actors

@@ -17,6 +17,7 @@
 
 #include "kernels/python/gil.h"
 #include "tests/kernels/python/support/python_fixture.h"
+#include "tests/kernels/support/gpu.h"
 #include "tests/support/test.h"
 
 using namespace callboard;
@@ -481,4 +482,34 @@ TEST_CASE("a device tells of its domain: versions, operators and the ledger, wit
   CHECK(python.at("operators").at(0).at("target") == "standin_kernels:scale");
   CHECK(python.at("gil").at("acquired").at("call").get<int>() >= 1);
   CHECK(python.at("gil").at("wait").at("count").get<int>() >= 1);
+}
+
+namespace {
+
+void check_a_kernel_that_changes_the_stream(const std::string& kind) {
+  RuntimeOptions options = with_python({"changes_stream"});
+  options.kind = kind;
+  TestDevice device(options);
+  run_python("EVENTS.clear()");
+  FragmentMaker maker("changes_stream on " + kind);
+  const ValueId y = maker.node("standin::changes_stream", {value(maker.input())});
+  maker.output(maker.node("aten::add.Tensor", {value(y), std::int64_t{1}}));
+  const Fragment fragment = maker.build();
+  for (int round = 0; round < 5; ++round) {
+    const at::Tensor x = at::rand({1 << 18});
+    CHECK(identical(device.result(fragment, {x}), x * 2 + 1));
+  }
+  // The one that the guard set before each call; the kernel had left another one each time.
+  CHECK(python_text("len(set(EVENTS))") == (kind == "cuda" ? "1" : "0"));
+}
+
+}  // namespace
+
+TEST_CASE("a kernel that would set another stream on a GPU computes the same on the cpu") {
+  check_a_kernel_that_changes_the_stream("cpu");
+}
+
+TEST_CASE("a kernel that sets another CUDA stream leaves the device's current, and its output is in order") {
+  CALLBOARD_NEEDS_GPU();
+  check_a_kernel_that_changes_the_stream("cuda");
 }
