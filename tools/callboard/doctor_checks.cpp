@@ -236,7 +236,7 @@ Check device_program() {
   } else if (exit->signalled || exit->code != 0) {
     check.found += exit->to_string() + " " + process->log_tail();
     if (process->log_tail().find("libtorch") != std::string::npos) {
-      check.advice = "the PyTorch that it was built with must be in the same environment: pip show callboard says which";
+      check.advice = "the PyTorch that it was built with must be in the same environment: see pip show callboard";
     }
   } else {
     std::string version = process->log_tail(1);
