@@ -34,10 +34,17 @@ def kill_while_pending(cluster: Any, device: str, submit: Any) -> Any:
     """Stops the device, submits, and kills the device with the call at it."""
     pid = device_pid(cluster, device)
     os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: all_threads_stopped(pid), "the device stands still")
     future = submit()
     eventually(lambda: running(cluster), "the call is at its devices")
     os.kill(pid, signal.SIGKILL)
     return future
+
+
+def all_threads_stopped(pid: int) -> bool:
+    """A signal has been sent when kill() returns; the threads stop one after the other."""
+    states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(state == "T" for state in states)
 
 
 def running(cluster: Any) -> list[Any]:

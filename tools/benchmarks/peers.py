@@ -238,6 +238,7 @@ def death(quick: bool) -> None:
             program(x)
             (pid,) = [actor["pid"] for actor in cluster.status()["actors"] if actor["role"] == "device"]
             os.kill(pid, signal.SIGSTOP)  # like a call that hangs, and ends at once when it is run again
+            time.sleep(0.1)  # its threads stop one after the other
             future = program.submit(x)
             while not cluster.operation("requests")["requests"]:
                 pass
