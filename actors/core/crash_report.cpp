@@ -13,7 +13,7 @@ namespace callboard::actors {
 namespace {
 
 /// With the line above them they fit into the tail that an exit report carries (Process::log_tail).
-constexpr int kFramesShown = 16;
+constexpr int kFramesShown = 12;
 constexpr int kFramesOfOurs = 2;  // the handler, and what calls it
 constexpr std::array kCrashSignals = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 

@@ -284,7 +284,7 @@ void NodeActor::on_process_ended(const ActorId& who) {
   event.report.signalled = exit->signalled;
   event.report.code = exit->code;
   event.report.core_dumped = exit->core_dumped;
-  event.report.log_tail = found->second.log_tail();
+  event.report.log_tail = found->second.log_tail(40);  // a crash tells frames of Python and of C++
   processes_.erase(found);
   reap_orphans(known_pids());
   step(std::move(event));

@@ -48,6 +48,9 @@ class GilRelease {
 void watch_interpreter_end();
 /// Whether this thread must not ask for the GIL any more.
 bool gil_is_gone();
+/// Asks with the GIL on behalf of a thread that waits without it; false where the interpreter ends. Like a thread that
+/// comes back for good, one that has begun to ask is waited for.
+bool ask_with_gil(bool (*question)());
 
 /// Runs `work`, which touches no Python, without the GIL.
 template <class Work>

@@ -81,9 +81,7 @@ void raise(const Error& error) {
 }
 
 bool interrupted_by_signal() {
-  if (gil_is_gone()) return false;
-  py::gil_scoped_acquire acquire;
-  return PyErr_CheckSignals() != 0;
+  return ask_with_gil([] { return PyErr_CheckSignals() != 0; });
 }
 
 void rethrow_signal() {

@@ -46,6 +46,21 @@ void interpreter_ends() {
 
 bool gil_is_gone() { return ending && ending_thread.load() != std::this_thread::get_id(); }
 
+bool ask_with_gil(bool (*question)()) {
+  ++coming_back;
+  if (gil_is_gone()) {
+    count_down();
+    return false;
+  }
+  bool answer = false;
+  {
+    const py::gil_scoped_acquire acquire;
+    answer = question();
+  }
+  count_down();
+  return answer;
+}
+
 GilRelease::~GilRelease() {
   ++coming_back;
   if (gil_is_gone()) {

@@ -67,7 +67,9 @@ def test_plan_says_whether_times_are_measured_and_shows_edges_and_real_runs(clus
     assert [part["device"] for part in plan] == ["cpu0", "cpu1"]
     assert [part["time_source"] for part in plan] == ["measured", "measured"]
     assert plan[0]["time_ns"] == pytest.approx(sum(program._native.node_costs[: cut_of(program)]))
-    assert plan[0]["edges"] == [{"to": 1, "bytes": SIZE * SIZE * 4, "exact": True}]
+    (edge,) = plan[0]["edges"]  # of one value or two, as the measured times have it
+    assert edge == {"to": 1, "bytes": edge["bytes"], "exact": True}
+    assert edge["bytes"] in (SIZE * SIZE * 4, 2 * SIZE * SIZE * 4)
     assert plan[1]["edges"] == []
     assert all(part["runs"] == 0 and part["mean_run_ns"] is None for part in plan)
     for _ in range(3):
@@ -76,7 +78,7 @@ def test_plan_says_whether_times_are_measured_and_shows_edges_and_real_runs(clus
     assert [part["runs"] for part in plan] == [3, 3]
     assert all(part["mean_run_ns"] > 0 for part in plan)
     text = str(plan)
-    assert "351.6 KiB to 1" in text
+    assert f"{edge['bytes'] / 1024:.1f} KiB to 1" in text
     assert "times are measured on cpu0" in text
     estimated = cluster.compile(module, (x,)).plan()
     assert estimated.times == "estimated"
