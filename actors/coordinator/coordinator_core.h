@@ -8,11 +8,11 @@
 //         counted.
 //   CO-4  Requests of one client that use the same devices start in the order in which they were submitted.
 //   CO-5  Every table has the bound that limits.h names; what does not fit is refused with kOverloaded.
+//   CO-6  Inputs of a request are not reported as quiesced while a device that was sent them is alive and has not
+//         answered.
 //   CO-7  With retry_pure, a run of a pure program whose device dies runs again, at most attempts_max times in all and
 //         within its deadline, when no device holds anything of the attempt before. It keeps its place before later
 //         requests of its client. Nothing else runs twice.
-//   CO-6  Inputs of a request are not reported as quiesced while a device that was sent them is alive and has not
-//         answered.
 //
 // State of a program (buffers that it changes) lives on its devices. When such a device dies, all states of the program
 // are set back to their initial values, on every device of it, before the next run. Each client that uses the program

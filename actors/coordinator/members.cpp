@@ -27,11 +27,7 @@ std::string text_in(const nlohmann::json& object, const char* key) {
 
 /// SIGKILL is never charged to what ran: the kernel's own choice when memory ends looks like a person's.
 bool by_itself(const ActorExited& report) {
-  if (report.stopped_by_us) return false;
-  const std::size_t crash = report.log_tail.rfind("\ncrash: ");
-  const std::size_t line_end = report.log_tail.find('\n', crash == std::string::npos ? crash : crash + 1);
-  const std::size_t sent = report.log_tail.find(kCrashSentByAnother, crash);
-  if (crash != std::string::npos && sent < line_end) return false;
+  if (report.stopped_by_us || sent_by_another(report.log_tail)) return false;
   if (!report.signalled) return true;  // os._exit(0) in a kernel is an end, too
   constexpr std::array kCrashes = {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSYS, SIGTRAP};
   return std::find(kCrashes.begin(), kCrashes.end(), report.code) != kCrashes.end();

@@ -48,8 +48,8 @@ struct Device {
   bool results_on_gpu_only = false;
   std::string gpu;                                    ///< UUID from its description; empty: none
   std::map<std::string, TransportChosen> transports;  ///< how `id` hands its results on, by the reader's name
-  RunId alone = 0;             ///< runs with nothing beside it; 0: none
-  std::set<RunId> waits_alone;  ///< wait for this device to be empty
+  RunId alone = 0;                                    ///< runs with nothing beside it; 0: none
+  std::set<RunId> waits_alone;                        ///< wait for this device to be empty
   std::uint64_t held_bytes = 0;  ///< credit taken by runs on `id`: what it may keep for other devices
 };
 
@@ -74,8 +74,8 @@ struct DeviceLoss {
   DeviceIndex device = 0;
   ActorId who;
   Error error;
-  bool ended = false;   ///< the process is known to be gone; else only its link
-  bool failed = false;  ///< and it will not be started again
+  bool ended = false;      ///< the process is known to be gone; else only its link
+  bool failed = false;     ///< and it will not be started again
   bool by_itself = false;  ///< it crashed or ended; nobody outside ended it, as far as is known
 };
 

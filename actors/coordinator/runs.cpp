@@ -206,11 +206,11 @@ bool Runs::start_one(Queues& queues, TimePoint now) {
 /// would.
 bool Runs::has_room(const Run& run) const {
   const Program& program = *run.program;
-  if (!keeps_distance(run)) return false;
   for (std::size_t i = 0; i < program.devices.size(); ++i) {
     // A device whose link is lost and whose exit report is still out takes no runs: it may be another start already.
     const Device& device = members_.device(program.devices[i]);
     if (!device.joined || device.in_flight + program.fragments_on[i] > context_.options.runs_per_device) return false;
+    if (!keeps_distance(run, device)) return false;
     if (run.edge_bytes.empty() || device.held_bytes == 0) continue;
     if (device.held_bytes + run.edge_bytes[i] > device.edge_bytes_max) return false;
   }

@@ -118,7 +118,7 @@ class Runs {
   void requeue(Run& run);
   /// What makes it run alone there does not count any more.
   void leave_devices(const Run& run);
-  bool keeps_distance(const Run& run) const;
+  static bool keeps_distance(const Run& run, const Device& device);
   /// Who was there when a process ended by itself.
   void blame(const DeviceLoss& loss, const std::vector<RunId>& pending);
   /// A run that ends or is to run again, if no device may read its inputs any more.

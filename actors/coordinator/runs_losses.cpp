@@ -83,6 +83,7 @@ void Runs::run_again(RunId id, const Error& why) {
                "request " + std::to_string(run.request) + " (program '" + run.program->name + "') after attempt " +
                    std::to_string(run.attempt) + ": " + why.message);
   withdraw(run, Error(ErrorCode::kCancelled, "another attempt of it follows"));
+  if (run.suspicion) std::erase_if(suspicions_, [id](const auto& due) { return due.second == id; });
   run.suspicion.reset();
   run.phase = RunPhase::kRetrying;
   quiesce_if_done(id);
@@ -107,6 +108,7 @@ void Runs::requeue(Run& run) {
 }
 
 void Runs::leave_devices(const Run& run) {
+  if (!run.runs_alone) return;
   for (DeviceIndex index : run.program->devices) {
     Device& device = members_.device(index);
     device.waits_alone.erase(run.id);
@@ -116,13 +118,10 @@ void Runs::leave_devices(const Run& run) {
 
 /// Among several that were at the device nobody can be blamed. They run alone from then on, one after the other, so
 /// that the next death has one cause. In order of submission, so that nobody waits for ever.
-bool Runs::keeps_distance(const Run& run) const {
-  return std::all_of(run.program->devices.begin(), run.program->devices.end(), [&](DeviceIndex index) {
-    const Device& device = members_.device(index);
-    if (device.alone != 0) return false;
-    const bool behind = !device.waits_alone.empty() && *device.waits_alone.begin() < run.id;
-    return !behind && (!run.runs_alone || device.in_flight == 0);
-  });
+bool Runs::keeps_distance(const Run& run, const Device& device) {
+  if (device.alone != 0) return false;
+  const bool behind = !device.waits_alone.empty() && *device.waits_alone.begin() < run.id;
+  return !behind && (!run.runs_alone || device.in_flight == 0);
 }
 
 void Runs::blame(const DeviceLoss& loss, const std::vector<RunId>& pending) {

@@ -15,6 +15,8 @@ namespace {
 /// With the line above them they fit into the tail that an exit report carries (Process::log_tail).
 constexpr int kFramesShown = 12;
 constexpr int kFramesOfOurs = 2;  // the handler, and what calls it
+constexpr const char* kReportBegin = "crash: ";
+constexpr const char* kSentBy = " sent by process ";
 constexpr std::array kCrashSignals = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 
 volatile sig_atomic_t crashed_by = 0;
@@ -81,9 +83,9 @@ void crashed(int number, siginfo_t* info, void*) {
   const bool was_sent = info->si_code <= 0;
   const bool by_another = was_sent && info->si_pid != ::getpid();
   SafeLine line;
-  line.text("crash: ").text(name_of(number));
+  line.text(kReportBegin).text(name_of(number));
   if (by_another) {
-    line.text(kCrashSentByAnother).number(static_cast<std::uint64_t>(info->si_pid), 10);
+    line.text(kSentBy).number(static_cast<std::uint64_t>(info->si_pid), 10);
   } else if (!was_sent) {
     line.text(" at address 0x").number(reinterpret_cast<std::uintptr_t>(info->si_addr), 16);
   }
@@ -111,6 +113,12 @@ void report_crashes() {
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   ::sigemptyset(&action.sa_mask);
   for (const int number : kCrashSignals) ::sigaction(number, &action, nullptr);
+}
+
+bool sent_by_another(const std::string& log) {
+  const std::size_t begin = log.rfind(kReportBegin);
+  if (begin == std::string::npos || (begin > 0 && log[begin - 1] != '\n')) return false;
+  return log.substr(begin, log.find('\n', begin) - begin).find(kSentBy) != std::string::npos;
 }
 
 }  // namespace callboard::actors

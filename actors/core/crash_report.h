@@ -1,6 +1,8 @@
 // What a process says when it crashes.
 #pragma once
 
+#include <string>
+
 namespace callboard::actors {
 
 /// From now on a crash of this process (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT) writes to standard error which signal
@@ -11,7 +13,8 @@ namespace callboard::actors {
 void report_crashes();
 
 inline constexpr unsigned kCrashReportSeconds = 3;
-/// Stands in the report of a signal that another process sent.
-inline constexpr const char* kCrashSentByAnother = " sent by process ";
+
+/// Does the last such report among these lines of a log say that another process sent the signal?
+bool sent_by_another(const std::string& log);
 
 }  // namespace callboard::actors

@@ -133,6 +133,7 @@ def twice(x: Tensor) -> Tensor:
 MAIN = """
 import json, os, sys
 
+import numpy
 import torch
 
 import callboard
@@ -162,8 +163,6 @@ with torch.no_grad(), callboard.launch({"devices": devices, "python": python}) a
                         for device in ("cpu0", "cpu1")]
     pids = [actor["pid"] for actor in cluster.status()["actors"] if actor["name"] in ("cpu0", "cpu1")]
     found["programs"] = sorted({os.readlink(f"/proc/{pid}/exe") for pid in pids})
-torch.save(x, "x.pt")
-import numpy
 numpy.save("x.npy", x.numpy())
 numpy.save("y.npy", model(x).detach().numpy())
 print(json.dumps(found))

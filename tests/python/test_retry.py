@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 
 import callboard
 from callboard import errors
+from cli_support import callboard as callboard_command
 from conftest import SLOW_SIZE, TWO_CPU, device_pid, eventually, kill_device, slow_steps
 from models import rand
 
@@ -138,8 +140,16 @@ def test_a_kernel_that_ends_its_process_twice_is_quarantined_and_can_be_released
     assert torch.equal(good(torch.ones(4)), torch.full((4,), 2.0))
     (entry,) = cluster.operation("quarantine")["quarantine"]
     assert (entry["kills"], entry["quarantined"]) == (2, True)
-    cluster.operation("quarantine_release", program=entry["program"][:10])
-    assert cluster.operation("quarantine")["quarantine"] == []
+    listed = callboard_command("quarantine", "--cluster", cluster.run_dir)
+    assert listed.returncode == 0
+    assert entry["program"][:12] in listed.stdout and "quarantined" in listed.stdout and "cpu0" in listed.stdout
+    unknown = callboard_command("quarantine", "release", "no-such", "--cluster", cluster.run_dir)
+    assert unknown.returncode == 2 and "callboard quarantine" in unknown.stderr
+    released = callboard_command(
+        "quarantine", "release", entry["program"][:10].upper(), "--cluster", cluster.run_dir, "-o", "json"
+    )
+    assert json.loads(released.stdout) == {"released": entry["program"]}
+    assert "no program" in callboard_command("quarantine", "--cluster", cluster.run_dir).stdout
 
 
 def test_a_crash_tells_its_signal_who_sent_it_and_where_it_was(launch: Any) -> None:

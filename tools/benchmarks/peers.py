@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from figure import MIB, cpus, pids_of
-from processes import pss_bytes
+from processes import all_threads_stopped, pss_bytes
 
 if TYPE_CHECKING:
     import callboard
@@ -238,7 +238,8 @@ def death(quick: bool) -> None:
             program(x)
             (pid,) = [actor["pid"] for actor in cluster.status()["actors"] if actor["role"] == "device"]
             os.kill(pid, signal.SIGSTOP)  # like a call that hangs, and ends at once when it is run again
-            time.sleep(0.1)  # its threads stop one after the other
+            while not all_threads_stopped(pid):  # one after the other, after kill() has come back
+                pass
             future = program.submit(x)
             while not cluster.operation("requests")["requests"]:
                 pass

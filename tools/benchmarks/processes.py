@@ -12,6 +12,12 @@ import time
 from figure import BIN, MIB, Figure, absolute, cpus, pids_of, timed, with_yardstick
 
 
+def all_threads_stopped(pid: int) -> bool:
+    """Whether a SIGSTOP has reached every thread of a process."""
+    tasks = pathlib.Path(f"/proc/{pid}/task")
+    return all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in tasks.glob("*/stat"))
+
+
 def pss_bytes(pid: int) -> int:
     for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):

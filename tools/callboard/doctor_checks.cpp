@@ -234,8 +234,9 @@ Check device_program() {
   } else if (const auto exit = process->reap_until(after(Clock::now(), std::chrono::seconds(30))); !exit) {
     check.found += "does not start within 30 s";
   } else if (exit->signalled || exit->code != 0) {
-    check.found += exit->to_string() + " " + process->log_tail();
-    if (process->log_tail().find("libtorch") != std::string::npos) {
+    const std::string said = process->log_tail();
+    check.found += exit->to_string() + " " + said;
+    if (said.find("libtorch") != std::string::npos) {
       check.advice = "the PyTorch that it was built with must be in the same environment: see pip show callboard";
     }
   } else {

@@ -51,6 +51,17 @@ TEST_CASE("waits to be killed", "[.crash_wait]") {
   ::pause();
 }
 
+TEST_CASE("the sender is read from the last report, and from nothing that only looks like one") {
+  const std::string sent = "crash: SIGSEGV sent by process 7; the thread was in:\nlibc.so.6[0x1]";
+  CHECK(sent_by_another(sent));
+  CHECK(sent_by_another("starting\n" + sent));
+  CHECK(sent_by_another("crash: SIGABRT; the thread was in:\n" + sent));
+  CHECK_FALSE(sent_by_another(sent + "\ncrash: SIGABRT; the thread was in:\n[0x1]"));
+  CHECK_FALSE(sent_by_another("crash: SIGSEGV at address 0x0; the thread was in:\nf sent by process 7"));
+  CHECK_FALSE(sent_by_another("a kernel says crash: SIGSEGV sent by process 7"));
+  CHECK_FALSE(sent_by_another(""));
+}
+
 TEST_CASE("a crash tells its signal, its address and its frames, and ends the process as it would have") {
   const test::TempDir folder;
   Process process = crash("read", folder.file("log"));
